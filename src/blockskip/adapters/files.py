@@ -1,0 +1,116 @@
+"""The adapter's file: ``pytorch_lora_weights.safetensors`` as diffusers reads it, with alpha and origin in its header."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from blockskip.errors import UserError
+
+FILE_NAME = "pytorch_lora_weights.safetensors"
+PREFIX = "transformer."
+#: The key under which diffusers keeps LoraConfig values in the header.
+DIFFUSERS_KEY = "lora_adapter_metadata"
+
+
+@dataclass(frozen=True)
+class LoraFile:
+    """A LoRA file's content.
+
+    Args:
+        tensors: by PEFT name without the ``transformer.`` prefix.
+        targets: full names of the layers.
+        rank, lora_alpha: of all pairs.
+        header: every other entry of the header.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    targets: list[str]
+    rank: int
+    lora_alpha: float
+    header: dict[str, str]
+
+
+def lora_header(targets: list[str], rank: int, lora_alpha: float, dropout: float) -> str:
+    """LoraConfig values as JSON, by which diffusers rebuilds exactly these layers; the targets are full names."""
+    values = {
+        "r": rank, "lora_alpha": lora_alpha, "lora_dropout": dropout, "target_modules": sorted(targets), "bias": "none",
+        "use_rslora": False, "use_dora": False, "lora_bias": False, "rank_pattern": {}, "alpha_pattern": {},
+    }  # fmt: skip
+    return json.dumps({PREFIX + name: value for name, value in values.items()}, sort_keys=True)
+
+
+def save_lora(
+    folder: Path,
+    state: Mapping[str, torch.Tensor],
+    header: Mapping[str, str],
+    write: Callable[[Path, Callable[[Path], None]], None],
+) -> Path:
+    """Write the adapter, read it back, and return its path.
+
+    Args:
+        state: by PEFT names, without prefix.
+        header: texts for the file's header, ``lora_header`` under ``DIFFUSERS_KEY`` among them.
+        write: how a file is written atomically (``store.files.write_atomically``).
+
+    Raises:
+        ValueError: a tensor is not finite; no file is written.
+    """
+    tensors = {PREFIX + name: value.detach().to("cpu").contiguous().clone() for name, value in state.items()}
+    broken = [name for name, value in tensors.items() if not bool(torch.isfinite(value).all())]
+    if broken:
+        raise ValueError(f"the adapter has values that are not finite in {broken[0]}")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE_NAME
+    write(path, lambda temporary: save_file(tensors, temporary, metadata={"format": "pt", **header}))
+    with safe_open(path, framework="pt") as saved:
+        if set(saved.keys()) != set(tensors):
+            raise ValueError(f'"{path}" does not hold the adapter that was written')
+    return path
+
+
+def find_lora(path: Path) -> Path:
+    """The LoRA file of a run's folder, of its ``adapter`` folder, or the file itself.
+
+    Raises:
+        UserError: there is none.
+    """
+    for candidate in (path, path / FILE_NAME, path / "adapter" / FILE_NAME):
+        if candidate.is_file():
+            return candidate
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else []
+    if len(files) == 1:
+        return files[0]
+    raise UserError(f'"{path}" holds no LoRA: give a run\'s output folder or a .safetensors file.')
+
+
+def read_lora(path: Path, key: str = "--lora") -> LoraFile:
+    """A LoRA file in diffusers' (PEFT) format.
+
+    Raises:
+        UserError: the file cannot be read or has no LoRA pairs of a transformer.
+    """
+    try:
+        with safe_open(path, framework="pt") as stored:
+            header = dict(stored.metadata() or {})
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise UserError(f'{key}: "{path}" cannot be read as safetensors ({error}).') from None
+    state = {name.removeprefix(PREFIX): value for name, value in tensors.items() if name.startswith(PREFIX)}
+    pairs = sorted(name.removesuffix(".lora_A.weight") for name in state if name.endswith(".lora_A.weight"))
+    if not pairs or len(state) != 2 * len(pairs) or any(f"{name}.lora_B.weight" not in state for name in pairs):
+        raise UserError(
+            f'{key}: "{path}" is not a LoRA in diffusers\' format (transformer.<layer>.lora_A.weight pairs).'
+        )
+    try:
+        values = json.loads(header.pop(DIFFUSERS_KEY, "{}"))
+    except ValueError:
+        values = {}
+    rank = state[f"{pairs[0]}.lora_A.weight"].shape[0]
+    return LoraFile(state, pairs, rank, float(values.get(f"{PREFIX}lora_alpha", rank)), header)

@@ -1,0 +1,80 @@
+"""LoRA files that act beside frozen layers: adapters that belong to the base, or the one to draw with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from blockskip.adapters.files import find_lora, read_lora
+from blockskip.errors import UserError
+from blockskip.keys import file_sha256
+
+
+class FrozenAdapters:
+    """LoRA files whose products are added to the outputs of the layers as they are loaded.
+
+    The weights are not touched: in 16 bits a merge would round small differences away.
+
+    Args:
+        paths: files or folders of adapters.
+        scale: strength of all of them.
+        key: the setting to name in errors.
+
+    Raises:
+        UserError: a file is missing or is no LoRA.
+    """
+
+    def __init__(self, paths: Sequence[str], scale: float = 1.0, key: str = "model.base_adapters") -> None:
+        self.files = [find_lora(Path(path).expanduser()) for path in paths]
+        self.scale = scale
+        self._pairs: dict[str, list[tuple[torch.Tensor, torch.Tensor, float]]] = {}
+        for file in self.files:
+            lora = read_lora(file, key)
+            for name in lora.targets:
+                a, b = lora.tensors[f"{name}.lora_A.weight"], lora.tensors[f"{name}.lora_B.weight"]
+                self._pairs.setdefault(name, []).append((a, b, lora.lora_alpha / a.shape[0]))
+
+    def identity(self) -> tuple[str, ...]:
+        """The files' hashes, and the strength, for the keys of stores."""
+        return (*(file_sha256(file) for file in self.files), self.scale.hex()) if self.files else ()
+
+    def check(self, model: nn.Module, key: str = "model.base_adapters") -> None:
+        """Hold the files against a transformer (an empty one will do).
+
+        Raises:
+            UserError: a layer does not exist in the model or has another shape.
+        """
+        layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+        for name, pairs in self._pairs.items():
+            if name not in layers:
+                raise UserError(f'{key}: the LoRA has weights for "{name}", which is no layer of this model.')
+            weight = layers[name].weight
+            for a, b, _ in pairs:
+                if (b.shape[0], a.shape[1]) != tuple(weight.shape):
+                    raise UserError(f'{key}: the LoRA was made for another model: "{name}" has another shape there.')
+
+    def attach(self, module: nn.Module, prefix: str = "") -> None:
+        """y += scale * alpha / rank * B A x from now on, for every linear layer below ``module``.
+
+        Args:
+            module: a transformer, or a block of it.
+            prefix: the block's full name.
+        """
+        if not self._pairs:
+            return
+        for name, layer in module.named_modules():
+            full = ".".join(part for part in (prefix, name) if part)
+            for a, b, factor in self._pairs.get(full, ()):
+                device = layer.weight.device
+                layer.register_forward_hook(_product(a.to(device), b.to(device), factor * self.scale))
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, factor: float) -> Callable[..., torch.Tensor]:
+    def hook(_: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        return output + F.linear(F.linear(args[0], a), b) * factor
+
+    return hook

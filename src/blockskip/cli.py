@@ -1,0 +1,212 @@
+"""The command ``blockskip``: verbs that parse, call and print."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from blockskip import __version__
+from blockskip.config import from_flat, leaves, read_toml
+from blockskip.errors import OutOfMemory, RunError, UserError
+
+SHORT = {
+    "--model": "model.path", "--images": "data.images", "--prompt": "data.prompt", "--output": "output",
+    "--steps": "train.steps", "--resolution": "data.resolution", "--skip": "skip.ratio", "--rank": "lora.rank",
+    "--seed": "train.seed", "--device": "train.device",
+}  # fmt: skip
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message[:1].upper()}{message[1:]}; `{self.prog} --help` lists what can be given.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code: 0 done, 1 the run cannot go on, 2 bad input, 3 out of memory."""
+    _quiet_libraries()
+    try:
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except UserError as error:
+        for problem in error.problems:
+            print(f"blockskip: {problem}", file=sys.stderr)
+        return error.exit_code
+    except RunError as error:
+        print(f"blockskip: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("\nblockskip: stopped; the same command goes on from the last checkpoint.", file=sys.stderr)
+        return 130
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "out of memory" not in str(error).lower():
+            raise
+        print("blockskip: out of memory. Try in this order: train.gradient_checkpointing, a smaller data.resolution, "
+              "a larger skip.ratio, a smaller features.window. The last checkpoint is whole.", file=sys.stderr)  # fmt: skip
+        return OutOfMemory.exit_code
+
+
+def _run(arguments: list[str]) -> int:
+    parser = _Parser(prog="blockskip", description="Personalise a diffusion transformer from a few pictures "
+                     "on a small machine (DiT-BlockSkip).", allow_abbrev=False)  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"blockskip {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True, parser_class=_Parser)
+    _add_train(verbs)
+    _add_generate(verbs)
+    _add_demo(verbs)
+    known, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        options = [option for action in verbs.choices[known.verb]._actions for option in action.option_strings]
+        near = difflib.get_close_matches(unknown[0].replace("_", "-"), options, 1, 0.5)
+        hint = f'; did you mean "{near[0]}"' if near else f"; `blockskip {known.verb} --help` lists what can be given"
+        raise UserError(f'"{unknown[0]}" is not an option of `blockskip {known.verb}`{hint}.')
+    code: int = known.call(known)
+    return code
+
+
+def _add_train(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "train", help="personalise a model with your pictures", allow_abbrev=False,
+        description="Personalise a model. An interrupted run continues with the same command. Settings come from "
+        "--config, then from the options here; every key of the file is an option.",
+    )  # fmt: skip
+    parser.set_defaults(call=_train)
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
+    common = parser.add_argument_group("in short")
+    for option, name in SHORT.items():
+        common.add_argument(option, dest=name, default=argparse.SUPPRESS, metavar="VALUE", help=name)
+    group = parser
+    for name, (hint, item) in leaves().items():
+        section = name.partition(".")[0]
+        if "." not in name:
+            continue
+        if not isinstance(group, argparse._ArgumentGroup) or group.title != f"[{section}]":
+            group = parser.add_argument_group(f"[{section}]")
+        option = f"--{name.replace('_', '-')}"
+        text = item.metadata["help"].replace("%", "%%")
+        shown = f"{text} (default: {item.default})" if item.default not in (None, "", ()) else text
+        settings: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": shown}
+        if hint is bool:
+            group.add_argument(option, action=argparse.BooleanOptionalAction, **settings)
+        elif typing.get_origin(hint) is tuple:
+            group.add_argument(option, nargs="*", metavar="TEXT", **settings)
+        else:
+            group.add_argument(option, metavar=_kind(hint), **settings)
+
+
+def _add_generate(verbs: Any) -> None:
+    parser = verbs.add_parser("generate", help="draw pictures with a LoRA", allow_abbrev=False,
+                              description="Draw pictures with the unchanged model and a LoRA.")  # fmt: skip
+    parser.set_defaults(call=_generate)
+    parser.add_argument("--prompt", nargs="+", required=True, help="one prompt or several")
+    parser.add_argument("--lora", type=Path, help="a run's output folder, or a LoRA file; without it the base draws")
+    parser.add_argument("--model", help='default: the base of the run, else "builtin"')
+    parser.add_argument(
+        "--output", type=Path, default=Path("generated"), help="folder for the PNGs (default: generated)"
+    )
+    parser.add_argument("--images", type=int, default=1, help="pictures of each prompt (default: 1)")
+    parser.add_argument("--seed", type=int, default=0, help="noise seed of the first picture (default: 0)")
+    parser.add_argument("--height", type=int, help="pixels; default: the model's")
+    parser.add_argument("--width", type=int, help="pixels; default: the model's")
+    parser.add_argument("--num-inference-steps", type=int, help="sampler steps; default: the model's")
+    parser.add_argument("--guidance-scale", type=float, help="default: the model's")
+    parser.add_argument("--lora-scale", type=float, default=1.0, help="strength of the LoRA (default: 1)")
+    parser.add_argument("--stream", action="store_true", help="load one block at a time")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16")
+
+
+def _add_demo(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "demo", help="personalise the built-in model with a subject it has never seen", allow_abbrev=False,
+        description="Train plain LoRA and DiT-BlockSkip on 5 pictures of a built-in subject, and compare them.",
+    )  # fmt: skip
+    parser.set_defaults(call=_demo)
+    parser.add_argument("--output", type=Path, default=Path("demo"), help="folder to write (default: demo)")
+    parser.add_argument("--subject", help="one of the built-in subjects")
+    parser.add_argument("--steps", type=int, help="optimiser steps of both runs")
+
+
+def _train(given: argparse.Namespace) -> int:
+    values: dict[str, Any] = read_toml(given.config) if given.config else {}
+    hints = leaves()
+    for name, value in vars(given).items():
+        if name in hints and name not in ("call", "verb"):
+            values[name] = _typed(name, value, hints[name][0])
+    config = from_flat(values)
+    from blockskip.report.run_report import write_run_report
+    from blockskip.run import prepare, run
+
+    result = run(prepare(config))
+    report = write_run_report(result)
+    print(f"LoRA: {result.adapter}\nReport: {report}")
+    return 0
+
+
+def _generate(given: argparse.Namespace) -> int:
+    from blockskip.run import generate
+
+    for name in ("images", "height", "width", "num_inference_steps"):
+        value = getattr(given, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}.")
+    pictures = generate(
+        given.prompt, given.lora, model=given.model, images=given.images, seed=given.seed, height=given.height,
+        width=given.width, num_inference_steps=given.num_inference_steps, guidance_scale=given.guidance_scale,
+        lora_scale=given.lora_scale, stream=given.stream, device=given.device, dtype=given.dtype,
+    )  # fmt: skip
+    given.output.mkdir(parents=True, exist_ok=True)
+    for index, picture in enumerate(pictures):
+        row, column = divmod(index, given.images)
+        path = given.output / f"{row:02d}-seed{given.seed + column}.png"
+        picture.save(path)
+        print(path)
+    return 0
+
+
+def _demo(given: argparse.Namespace) -> int:
+    from blockskip.benchmark.demo import demo
+
+    print(demo(given.output, given.subject, given.steps))
+    return 0
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    """A command-line text as the type of its key; what does not fit is left to the check of the config."""
+    if not isinstance(value, str):
+        return value
+    if isinstance(hint, types.UnionType):
+        if value.lower() in ("", "none"):
+            return None
+        hint = next(item for item in typing.get_args(hint) if item is not type(None))
+    if hint in (int, float):
+        try:
+            return hint(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _kind(hint: Any) -> str:
+    if isinstance(hint, types.UnionType):
+        hint = next(item for item in typing.get_args(hint) if item is not type(None))
+    if typing.get_origin(hint) is typing.Literal:
+        return "{" + ",".join(str(item) for item in typing.get_args(hint)) + "}"
+    return {int: "N", float: "X", str: "TEXT"}.get(hint, "VALUE")
+
+
+def _quiet_libraries() -> None:
+    """Keep the libraries' own notices out of the terminal; errors still come through."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,323 @@
+"""The settings of a run: typed classes that are at once TOML file, command line and Python arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import tomli_w
+
+from blockskip.errors import UserError
+
+
+def option(default: Any, help: str, **bounds: float) -> Any:
+    """A dataclass field with a help text and optional bounds (``low``, ``high``: inclusive; ``above``: exclusive)."""
+    metadata = {"help": help, **bounds}
+    if isinstance(default, tuple):
+        return field(default=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """[model]: the base."""
+
+    path: str = option("builtin", 'diffusers pipeline: "builtin", a folder, or a hub id')
+    revision: str | None = option(None, "branch, tag or commit of a hub id")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", "of the frozen base; auto: float32 on a CPU"
+    )
+    base_adapters: tuple[str, ...] = option((), "LoRA files that belong to the frozen base and are not in the output")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """[data]: the pictures and their captions."""
+
+    images: str = option("", "folder of 4-6 pictures; a same-name .txt file is a picture's caption")
+    prompt: str | None = option(None, 'caption of every picture without a file of its own: "a photo of sks dog"')
+    resolution: int | None = option(
+        None, "pixels the transformer trains on (s_min); default: half the full resolution", low=8
+    )
+    full_resolution: int | None = option(
+        None, "pixels the pictures are scaled to (s_max); default: the family's", low=8
+    )
+    flip: bool = option(False, "mirror half of the samples")
+    caption_dropout: float = option(0.0, "share of samples trained with the empty caption", low=0, high=1)
+    class_images: str | None = option(None, "folder of class pictures (prior preservation)")
+    class_prompt: str | None = option(None, "caption of the class pictures")
+    class_weight: float = option(1.0, "weight of the class pictures in the loss", low=0)
+    text_length: int | None = option(None, "text tokens; default: the family's", low=1)
+
+
+@dataclass(frozen=True)
+class PatchesConfig:
+    """[patches]: dynamic patch sampling (Eq. 1)."""
+
+    direction: Literal["low-to-high", "high-to-low", "random", "fixed"] = option(
+        "low-to-high", "how the side follows sigma; fixed: always the full resolution (resize only)"
+    )
+    shape: Literal["square", "picture"] = option("square", "square (the paper), or the picture's aspect at equal area")
+
+
+@dataclass(frozen=True)
+class SkipConfig:
+    """[skip]: which blocks leave memory, and what stands in for them."""
+
+    ratio: float = option(0.5, "share of the blocks that is skipped", low=0, high=0.99)
+    front: int | None = option(None, "blocks skipped at the front (with skip.tail, instead of the ratio)", low=0)
+    tail: int | None = option(None, "blocks skipped at the tail", low=0)
+    rule: str = option("residual", 'what stands in for a span: "residual", "none", or "file.py:Class"')
+
+
+@dataclass(frozen=True)
+class SigmaConfig:
+    """[sigma]: the noise levels that are trained."""
+
+    distribution: Literal["uniform", "logit-normal"] | None = option(None, "default: the family's")
+    shift: float | None = option(None, "default: the family's", above=0)
+    mean: float = option(0.0, "of the logit-normal distribution")
+    std: float = option(1.0, "of the logit-normal distribution", above=0)
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """[lora]: the adapter."""
+
+    rank: int = option(16, "rank of every LoRA pair", low=1)
+    lora_alpha: float | None = option(None, "scale is lora_alpha / rank; default: the rank", above=0)
+    dropout: float = option(0.0, "dropout on the input of LoRA", low=0, high=0.99)
+    targets: tuple[str, ...] = option(
+        (), "layer names inside a block (to_q, attn.to_k, ff.net.2); default: the family's"
+    )
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """[train]: the optimisation."""
+
+    steps: int = option(500, "optimiser steps", low=1)
+    batch_size: int = option(1, "samples that go through a block together", low=1)
+    gradient_accumulation_steps: int = option(4, "micro-batches of one optimiser step", low=1)
+    learning_rate: float = option(1e-4, "of AdamW", above=0)
+    lr_scheduler: Literal["constant", "cosine", "linear"] = option("constant", "shape after the warm-up")
+    lr_warmup_steps: int = option(0, "steps of linear warm-up", low=0)
+    weight_decay: float = option(0.01, "of AdamW", low=0)
+    max_grad_norm: float = option(1.0, "gradients are clipped to this norm; 0: not at all", low=0)
+    gradient_checkpointing: bool = option(False, "recompute block activations in the backward pass")
+    guidance_scale: float | None = option(None, "guidance input of distilled models; default: the family's")
+    seed: int = option(0, "one seed for everything that is drawn", low=0)
+    device: str = option("auto", "auto, cpu, cuda, mps")
+    checkpoint_every: int = option(100, "optimiser steps between checkpoints; 0: only at the end", low=0)
+    checkpoints_total_limit: int = option(2, "older checkpoints are removed; 0: keep all", low=0)
+
+
+@dataclass(frozen=True)
+class FeaturesConfig:
+    """[features]: precomputed features and where they lie."""
+
+    pool: int = option(0, "distinct groups that are stored and cycled; 0: one for every micro-step", low=0)
+    window: str = option("1GiB", "memory for the states of one precompute window")
+    disk: str | None = option(
+        None, "largest size of the feature store; a larger run alternates precompute and training"
+    )
+    cache: str | None = option(None, "folder of encoded text and pixels, and features; default: <output>/cache")
+    keep: bool = option(False, "keep the cache after the run")
+
+
+@dataclass(frozen=True)
+class PreviewConfig:
+    """[preview]: pictures drawn with the adapter."""
+
+    prompts: tuple[str, ...] = option((), "drawn at the end of the run, or see preview.every")
+    every: int = option(0, "optimiser steps between previews, drawn after a checkpoint; 0: only at the end", low=0)
+    seed: int = option(0, "noise seed of the first picture of each prompt", low=0)
+    images: int = option(1, "pictures of each prompt", low=1)
+    num_inference_steps: int | None = option(None, "sampler steps; default: the model's", low=1)
+    guidance_scale: float | None = option(None, "default: the model's")
+    height: int | None = option(None, "pixels; default: the model's", low=8)
+    width: int | None = option(None, "pixels; default: the model's", low=8)
+    stream: bool = option(False, "load one block at a time instead of the whole transformer")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything a run is made from. Field by field the resolved form is written to ``<output>/config.toml``."""
+
+    output: str = option("", "folder that the run writes")
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    patches: PatchesConfig = PatchesConfig()
+    skip: SkipConfig = SkipConfig()
+    sigma: SigmaConfig = SigmaConfig()
+    lora: LoraConfig = LoraConfig()
+    train: TrainConfig = TrainConfig()
+    features: FeaturesConfig = FeaturesConfig()
+    preview: PreviewConfig = PreviewConfig()
+
+
+def leaves(cls: type = Config, prefix: str = "") -> dict[str, tuple[Any, dataclasses.Field[Any]]]:
+    """Every key, dotted, with its type and field: ``{"train.steps": (int, Field), ...}``."""
+    hints = typing.get_type_hints(cls)
+    found: dict[str, tuple[Any, dataclasses.Field[Any]]] = {}
+    for item in fields(cls):
+        hint = hints[item.name]
+        if dataclasses.is_dataclass(hint):
+            found |= leaves(typing.cast(type, hint), f"{prefix}{item.name}.")
+        else:
+            found[prefix + item.name] = (hint, item)
+    return found
+
+
+def from_flat(values: dict[str, Any]) -> Config:
+    """A checked config from dotted keys.
+
+    Raises:
+        UserError: every unknown key, wrong type, unknown choice and value out of bounds, all at once.
+    """
+    known, problems, tree = leaves(), [], {}  # type: ignore[var-annotated]
+    for name, value in values.items():
+        if name not in known:
+            problems.append(f'"{name}" is not a setting{_nearest(name, list(known))}.')
+            continue
+        hint, item = known[name]
+        try:
+            checked = _check(name, value, hint, item.metadata)
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        section, _, leaf = name.rpartition(".")
+        tree.setdefault(section, {})[leaf] = checked
+    if problems:
+        raise UserError(problems)
+    sections = {
+        name: typing.cast(Any, hint)(**tree.get(name, {}))
+        for name, hint in typing.get_type_hints(Config).items()
+        if dataclasses.is_dataclass(hint)
+    }
+    return Config(**sections, **tree.get("", {}))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The dotted keys of a TOML file.
+
+    Raises:
+        UserError: the file is missing or is not TOML.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f'The config file "{path}" cannot be read: {error.strerror}.') from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f'The config file "{path}" is not valid TOML: {error}.') from None
+    flat: dict[str, Any] = {}
+    for name, value in document.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{leaf}": item for leaf, item in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def to_flat(config: Config) -> dict[str, Any]:
+    """Every dotted key with its value; the inverse of ``from_flat``."""
+    found = {}
+    for name in leaves():
+        value: Any = config
+        for part in name.split("."):
+            value = getattr(value, part)
+        found[name] = value
+    return found
+
+
+def to_toml(config: Config) -> str:
+    """The config as TOML; keys that are None are left out (TOML has no null; absent means the default)."""
+    document: dict[str, Any] = {}
+    for name, value in to_flat(config).items():
+        if value is None:
+            continue
+        section, _, leaf = name.rpartition(".")
+        target = document.setdefault(section, {}) if section else document
+        target[leaf] = list(value) if isinstance(value, tuple) else value
+    return tomli_w.dumps(document)
+
+
+def size_in_bytes(name: str, text: str) -> int:
+    """Bytes from a size such as ``512MiB``, ``8GiB``, ``8GB`` or ``1e9``.
+
+    Raises:
+        UserError: the text is no size; the sentence names the key.
+    """
+    units = {
+        "kib": 2**10,
+        "mib": 2**20,
+        "gib": 2**30,
+        "tib": 2**40,
+        "kb": 1e3,
+        "mb": 1e6,
+        "gb": 1e9,
+        "tb": 1e12,
+        "b": 1,
+    }
+    lowered = text.strip().lower()
+    for unit, factor in units.items():
+        if lowered.endswith(unit):
+            lowered, scale = lowered[: -len(unit)], factor
+            break
+    else:
+        scale = 1
+    try:
+        amount = float(lowered) * scale
+        if not 0 < amount < 1e18:
+            raise ValueError
+    except ValueError:
+        raise UserError(f'{name} = "{text}" is not a size; write for example "512MiB" or "8GiB".') from None
+    return int(amount)
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    near = near or [item for item in known if item.rpartition(".")[2] == name.rpartition(".")[2]][:1]
+    return f'; did you mean "{near[0]}"' if near else ""
+
+
+def _check(name: str, value: Any, hint: Any, bounds: Any) -> Any:
+    if isinstance(hint, types.UnionType) or get_origin(hint) is typing.Union:
+        choices = [item for item in get_args(hint) if item is not type(None)]
+        return None if value is None or value == "" else _check(name, value, choices[0], bounds)
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            allowed = ", ".join(f'"{item}"' for item in get_args(hint))
+            near = _nearest(str(value), list(get_args(hint)))
+            raise ValueError(f'{name} = "{value}" is not one of {allowed}{near}.')
+        return value
+    if get_origin(hint) is tuple:
+        if isinstance(value, str) or not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
+            raise ValueError(f"{name} must be a list of texts, not {value!r}.")
+        return tuple(value)
+    if hint is bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be true or false, not {value!r}.")
+        return value
+    if hint is str:
+        if not isinstance(value, str):
+            raise ValueError(f"{name} must be a text, not {value!r}.")
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or (hint is int and value != int(value)):
+        raise ValueError(f"{name} must be {'a whole number' if hint is int else 'a number'}, not {value!r}.")
+    number = hint(value)
+    if number != number or abs(number) == float("inf"):
+        raise ValueError(f"{name} must be a finite number, not {value!r}.")
+    if "low" in bounds and number < bounds["low"]:
+        raise ValueError(f"{name} = {value} is too small; it must be at least {bounds['low']}.")
+    if "above" in bounds and number <= bounds["above"]:
+        raise ValueError(f"{name} = {value} is too small; it must be above {bounds['above']}.")
+    if "high" in bounds and number > bounds["high"]:
+        raise ValueError(f"{name} = {value} is too large; it must be at most {bounds['high']}.")
+    return number

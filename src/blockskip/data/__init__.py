@@ -1,0 +1,1 @@
+"""Pictures and captions, and the schedule that says in advance what every training sample is."""

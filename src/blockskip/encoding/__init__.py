@@ -1,0 +1,1 @@
+"""Prompts and patches, encoded once, before the transformer is loaded."""

@@ -1,0 +1,1 @@
+"""Judging pictures: how much they look like the subject."""

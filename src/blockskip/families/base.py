@@ -1,0 +1,157 @@
+"""What a family of transformers tells the rest of the package; everything else is generic."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from blockskip.method.flow import Distribution, add_noise
+from blockskip.method.layout import BlockLayout
+
+#: What a prompt becomes: named tensors whose first dimension is the batch.
+Text = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """A family's own settings, taken when the user sets none.
+
+    Args:
+        full_resolution: pixels (s_max); the training resolution is half of it.
+        text_length: text tokens.
+        distribution, shift: of sigma in training, as the family's diffusers script has them.
+        guidance_scale: guidance input in training, for models distilled with one.
+        num_inference_steps, preview_guidance: of previews.
+    """
+
+    full_resolution: int
+    text_length: int
+    distribution: Distribution
+    shift: float
+    guidance_scale: float
+    num_inference_steps: int
+    preview_guidance: float
+
+
+class Family(ABC):
+    """One DiT architecture: a BlockLayout and the training side that differs from model to model.
+
+    Methods that are part of a kernel take and return tensors only; they run on fake tensors too.
+    """
+
+    name: ClassVar[str]
+    #: Class names in diffusers.
+    pipeline_class: ClassVar[str]
+    transformer_class: ClassVar[str]
+    layout: ClassVar[BlockLayout]
+    defaults: ClassVar[Defaults]
+    #: (tokenizer, text encoder) as named in the pipeline.
+    text_parts: ClassVar[tuple[tuple[str, str], ...]]
+    #: Layer names inside a block that take LoRA, as the family's diffusers script has them.
+    lora_targets: ClassVar[tuple[str, ...]]
+    #: Whether the middle blocks read the text themselves, also when the front features are stored.
+    text_in_blocks: ClassVar[bool]
+
+    @abstractmethod
+    def vae_factor(self, vae_config: Mapping[str, Any]) -> int:
+        """Pixels per latent pixel."""
+
+    @abstractmethod
+    def token_patch(self, transformer_config: Mapping[str, Any]) -> int:
+        """Latent pixels per side of a token."""
+
+    def pixel_stride(self, vae_config: Mapping[str, Any], transformer_config: Mapping[str, Any]) -> int:
+        """Pixels per side of a token; sides of patches are multiples of it."""
+        return self.vae_factor(vae_config) * self.token_patch(transformer_config)
+
+    @abstractmethod
+    def tokenize(self, tokenizers: Mapping[str, Any], prompts: Sequence[str], length: int) -> dict[str, torch.Tensor]:
+        """Token ids (and masks), int64 (B, tokens), by text encoder, for ``encode_text``."""
+
+    @abstractmethod
+    def encode_text(self, encoders: Mapping[str, nn.Module], ids: Mapping[str, torch.Tensor]) -> Text:
+        """Kernel: the conditioning tensors of a batch of prompts, each (B, ...)."""
+
+    @abstractmethod
+    def encode_pixels(self, vae: Any, pixels: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Kernel: normalised latents (B, C, h, w) of pixels (B, 3, H, W) in [-1, 1]; the exact inverse of ``decode``.
+
+        Args:
+            noise: standard normal (B, C, h, w), for autoencoders whose latents are a distribution.
+        """
+
+    @abstractmethod
+    def decode(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:
+        """Kernel: pixels (B, 3, H, W), about [-1, 1], of normalised latents (B, C, h, w)."""
+
+    @abstractmethod
+    def forward_inputs(
+        self, config: Mapping[str, Any], latents: torch.Tensor, sigma: torch.Tensor, text: Text, guidance: float
+    ) -> dict[str, Any]:
+        """Kernel: keyword arguments of the transformer's ``forward``.
+
+        Args:
+            config: the transformer's config.
+            latents: noisy latents (B, C, h, w).
+            sigma: noise level (B,) float32 in [0, 1].
+            guidance: guidance input; ignored by models without one.
+        """
+
+    def noisy_inputs(
+        self,
+        config: Mapping[str, Any],
+        latents: torch.Tensor,
+        noise: torch.Tensor,
+        sigma: torch.Tensor,
+        text: Text,
+        guidance: float,
+        dtype: torch.dtype,
+    ) -> dict[str, Any]:
+        """Kernel: ``forward_inputs`` of latents noised in float32, then cast to the base's dtype."""
+        return self.forward_inputs(config, add_noise(latents, noise, sigma).to(dtype), sigma, text, guidance)
+
+    @abstractmethod
+    def velocity(self, output: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
+        """Kernel: v = noise - x, shaped like the latents (B, C, h, w), from the transformer's first output."""
+
+    @abstractmethod
+    def latent_channels(self, vae_config: Mapping[str, Any]) -> int:
+        """C of the latents (B, C, h, w)."""
+
+    @abstractmethod
+    def set_timesteps(self, scheduler: Any, steps: int, tokens: int, device: torch.device) -> None:
+        """Prepare the pipeline's own scheduler as its ``__call__`` does, for pictures of a number of image tokens."""
+
+    def without_text_tokens(self, text: Text) -> Text:
+        """Text whose token embeddings are zeros of no size in memory: enough when the front features are stored."""
+        if self.text_in_blocks:
+            return text
+        return {
+            name: torch.zeros((), dtype=value.dtype, device=value.device).expand(value.shape)
+            if value.ndim == 3
+            else value
+            for name, value in text.items()
+        }
+
+    def preview_guidance(
+        self, config: Mapping[str, Any], call: Mapping[str, Any], wanted: float | None
+    ) -> tuple[float, float]:
+        """(guidance input, classifier-free guidance scale) of a preview.
+
+        Args:
+            config: the transformer's.
+            call: the pipeline call that suits the model, from ``builtin.json``; may be empty.
+            wanted: the user's ``preview.guidance_scale``.
+        """
+        scale = wanted if wanted is not None else call.get("guidance_scale", self.defaults.preview_guidance)
+        return 1.0, float(scale)
+
+
+def stack_text(texts: Sequence[Text]) -> Text:
+    """The text of a group from its samples' texts, each with a batch of one."""
+    return {name: torch.cat([text[name] for text in texts]) for name in texts[0]}

@@ -1,0 +1,1 @@
+"""Precomputed features: what stands in for the skipped blocks."""

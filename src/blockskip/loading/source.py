@@ -1,0 +1,156 @@
+"""Where a model's files are: the built-in pipeline, a diffusers folder, or a hub id."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.utils import logging as transformers_logging
+
+from blockskip.errors import UserError
+from blockskip.families import Family, family_of
+
+SETTINGS = ("*.json", "*.txt", "*.model", "*.jinja")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A diffusers pipeline on disk (or on the hub, fetched part by part) and its family.
+
+    Args:
+        name: what the user wrote.
+        folder: the pipeline's folder.
+        family: its architecture.
+        settings: of ``builtin.json``, if the folder has one: the call that suits the model.
+        hub: (repository, revision) when parts are still to be fetched.
+    """
+
+    name: str
+    folder: Path
+    family: Family
+    settings: dict[str, Any] = field(default_factory=dict)
+    hub: tuple[str, str | None] | None = None
+
+    def config(self, part: str) -> dict[str, Any]:
+        """The config of a part, ``transformer`` or ``vae`` for example.
+
+        Raises:
+            UserError: the part has no readable config.
+        """
+        path = self.folder / part / "config.json"
+        try:
+            config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f'model.path = "{self.name}": "{path}" cannot be read ({error}).') from None
+        return config
+
+    def part_folder(self, part: str) -> Path:
+        """The folder of a part with its weights, fetched from the hub when they are not there yet."""
+        if self.hub is not None:
+            _fetch(*self.hub, [f"{part}/*.json", f"{part}/*.safetensors", f"{part}/*.txt", f"{part}/*.model"])
+        return self.folder / part
+
+    def load(self, part: str, dtype: torch.dtype | None = None) -> Any:
+        """A tokenizer, scheduler or model of the pipeline, by the class that ``model_index.json`` names."""
+        library, class_name = json.loads((self.folder / "model_index.json").read_text(encoding="utf-8"))[part]
+        cls = getattr(importlib.import_module(library), class_name)
+        folder = self.part_folder(part)
+        if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+            return cls.from_pretrained(folder)
+        if library == "transformers":
+            transformers_logging.disable_progress_bar()
+            model = cls.from_pretrained(folder, dtype=dtype)
+        else:
+            model = cls.from_pretrained(folder, torch_dtype=dtype)
+        return model.requires_grad_(False).eval()
+
+    @property
+    def pixel_stride(self) -> int:
+        """Pixels per side of a token."""
+        return self.family.pixel_stride(self.config("vae"), self.config("transformer"))
+
+    @property
+    def full_resolution(self) -> int:
+        """Pixels that the model was made for."""
+        return int(self.settings.get("full_resolution", self.family.defaults.full_resolution))
+
+    @property
+    def text_length(self) -> int:
+        """Text tokens that the model was made for."""
+        return int(self.settings.get("call", {}).get("max_sequence_length", self.family.defaults.text_length))
+
+
+def open_model(path: str, revision: str | None = None) -> ModelSource:
+    """The source of ``builtin``, a folder or a hub id; reads settings only, no weights.
+
+    Raises:
+        UserError: there is no such model, it is not a pipeline, it needs a login, or its class is not supported.
+    """
+    hub = None
+    if path == "builtin":
+        from blockskip import builtin
+
+        folder = builtin.model_path()
+    elif Path(path).expanduser().is_dir():
+        folder = Path(path).expanduser()
+    elif Path(path).suffix in (".safetensors", ".gguf", ".ckpt", ".pt", ".bin") or Path(path).is_file():
+        raise UserError(f'model.path = "{path}" is a single file; give a diffusers folder or a hub id instead.')
+    elif path.count("/") == 1 and not path.startswith((".", "~", "/")):
+        hub = (path, revision)
+        patterns = ["model_index.json", *(f"*/{pattern}" for pattern in SETTINGS)]
+        folder = _fetch(path, revision, patterns)
+    else:
+        raise UserError(f'model.path = "{path}" is neither "builtin", a folder, nor a hub id like "owner/name".')
+    index = folder / "model_index.json"
+    if not index.is_file():
+        raise UserError(f'model.path = "{path}" is not a diffusers pipeline: "model_index.json" is missing in it.')
+    try:
+        class_name = json.loads(index.read_text(encoding="utf-8"))["_class_name"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f'model.path = "{path}": its model_index.json is damaged; fetch the model again.') from None
+    family = family_of(class_name)
+    settings = folder / "builtin.json"
+    found = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+    source = ModelSource(path, folder, family, found, hub)
+    if hub is None:
+        parts = ["transformer", "vae", *(encoder for _, encoder in family.text_parts)]
+        missing = [part for part in parts if not (folder / part / "config.json").is_file()]
+        if missing:
+            raise UserError(f'model.path = "{path}" lacks {", ".join(missing)}; give a complete diffusers pipeline.')
+    return source
+
+
+def _fetch(repository: str, revision: str | None, patterns: list[str]) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    start = f'model.path = "{repository}"'
+    try:
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
+    except GatedRepoError:
+        raise UserError(
+            f"{start} asks for a licence: accept it on the model's page of the hub, then log in with `hf auth login`."
+        ) from None
+    except RevisionNotFoundError:
+        raise UserError(f'{start} has no revision "{revision}".') from None
+    except RepositoryNotFoundError:
+        raise UserError(
+            f"{start} is no folder here and no model on the hub (or a private one: `hf auth login`)."
+        ) from None
+    except (OfflineModeIsEnabled, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        offline = " HF_HUB_OFFLINE is set." if os.environ.get("HF_HUB_OFFLINE") else ""
+        reason = type(error).__name__
+        raise UserError(f"{start} is no folder here and cannot be fetched from the hub ({reason}).{offline}") from None

@@ -1,0 +1,167 @@
+"""The transformer without the blocks that a phase does not need, and its blocks one at a time."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import diffusers
+import torch
+from accelerate import init_empty_weights
+from diffusers.utils import logging as diffusers_logging
+from torch import nn
+
+from blockskip.loading.source import ModelSource
+from blockskip.loading.weights import Weights
+from blockskip.method.layout import State
+from blockskip.method.skipping import install_stubs, run_block, run_head
+
+
+class Adapters(Protocol):
+    """Frozen adapters that act beside the layers of the base."""
+
+    def attach(self, module: nn.Module, prefix: str = "") -> None:
+        """Let the adapters act on every layer below ``module``, whose full name is ``prefix``."""
+
+
+@contextmanager
+def _stubs_after_construction(
+    cls: Any, layout: Any, skip: Sequence[int] | None, removed: dict[int, nn.Module]
+) -> Iterator[None]:
+    """Let ``cls.from_config`` give a model with stubs, so that ``from_pretrained`` never materialises skipped blocks."""
+    original = cls.__dict__.get("from_config")
+
+    def from_config(config: Any, **kwargs: Any) -> Any:
+        made = original.__func__(cls, config, **kwargs) if original else super(cls, cls).from_config(config, **kwargs)
+        model = made[0] if isinstance(made, tuple) else made
+        removed.update(install_stubs(model, layout, range(layout.count(model)) if skip is None else skip))
+        return made
+
+    ignored = cls._keys_to_ignore_on_load_unexpected
+    verbosity = diffusers_logging.get_verbosity()
+    diffusers_logging.set_verbosity_error()
+    cls.from_config = from_config
+    try:
+        yield
+    finally:
+        diffusers_logging.set_verbosity(verbosity)
+        cls._keys_to_ignore_on_load_unexpected = ignored
+        if original is None:
+            del cls.from_config
+        else:
+            cls.from_config = original
+
+
+def empty_transformer(source: ModelSource) -> nn.Module:
+    """The whole transformer without weights (on the meta device): its names and shapes, for checks and counts."""
+    cls = getattr(diffusers, source.family.transformer_class)
+    with init_empty_weights(include_buffers=False):
+        model: nn.Module = cls.from_config(source.config("transformer"))
+    return model
+
+
+def load_transformer(
+    source: ModelSource, skip: Sequence[int], dtype: torch.dtype, device: torch.device, adapters: Adapters | None = None
+) -> nn.Module:
+    """The frozen transformer in eval mode with stubs at the indices in ``skip``; only the other weights are read.
+
+    Args:
+        dtype: of the weights.
+        adapters: frozen adapters to attach to the layers that are loaded.
+    """
+    return _load(source, skip, dtype, device, adapters)[0]
+
+
+def _load(
+    source: ModelSource, skip: Sequence[int] | None, dtype: torch.dtype, device: torch.device, adapters: Adapters | None
+) -> tuple[nn.Module, dict[int, nn.Module]]:
+    cls = getattr(diffusers, source.family.transformer_class)
+    removed: dict[int, nn.Module] = {}
+    with _stubs_after_construction(cls, source.family.layout, skip, removed):
+        model = cls.from_pretrained(source.part_folder("transformer"), torch_dtype=dtype)
+    model.requires_grad_(False).eval()
+    if adapters is not None:
+        adapters.attach(model)
+    return model.to(device), removed
+
+
+class StreamedTransformer:
+    """A transformer of stubs with its embedders and head, and its blocks one by one from the file.
+
+    Args:
+        model: every block is a stub, except while ``block`` holds one.
+    """
+
+    def __init__(
+        self, source: ModelSource, dtype: torch.dtype, device: torch.device, adapters: Adapters | None = None
+    ) -> None:
+        self.layout = source.family.layout
+        self.model, self._empty = _load(source, None, dtype, device, adapters)
+        self._weights = Weights(source.part_folder("transformer"))
+        self._names = self.layout.names(self.model)
+        self._dtype, self._device, self._adapters = dtype, device, adapters
+
+    @property
+    def num_blocks(self) -> int:
+        """L."""
+        return len(self._names)
+
+    @contextmanager
+    def block(self, index: int) -> Iterator[nn.Module]:
+        """Block ``index`` with its weights, in its place in the model; a stub again afterwards."""
+        name = self._names[index]
+        block = copy.deepcopy(self._empty[index])
+        tensors = self._weights.read(self._weights.under(name))
+        state = {
+            key[len(name) + 1 :]: (value.to(self._device, self._dtype) if value.is_floating_point() else value)
+            for key, value in tensors.items()
+        }
+        del tensors
+        block.load_state_dict(state, assign=True)
+        block.requires_grad_(False).eval()
+        if self._adapters is not None:
+            self._adapters.attach(block, name)
+        stub = self.layout.replace(self.model, index, block)
+        try:
+            yield block
+        finally:
+            self.layout.replace(self.model, index, stub)
+
+    def run(
+        self,
+        calls: Sequence[Callable[[], dict[str, Any]]],
+        visit: Callable[[int, int, State, torch.Tensor], None] | None = None,
+        *,
+        stop: int | None = None,
+        keep: torch.device | None = None,
+    ) -> Iterator[tuple[int, Any, torch.Tensor]]:
+        """Block after block, every call through each: one block's weights and one state per call are in memory.
+
+        Args:
+            calls: each gives the keyword arguments of ``forward`` for one group; asked anew for every block.
+            visit: told (block, call, what leaves the block, the image or joint stream that entered it).
+            stop: run blocks 0..stop-1 only, and no head.
+            keep: where states wait between blocks; default: where they are.
+
+        Yields:
+            (call, the model's output, the image tokens that entered the head), unless ``stop`` is given.
+        """
+        states: list[State | None] = [None] * len(calls)
+        for index in range(self.num_blocks if stop is None else stop):
+            with self.block(index):
+                for call, inputs in enumerate(calls):
+                    state, entered = run_block(self.model, self.layout, index, self._here(states[call]), inputs())
+                    if visit is not None:
+                        visit(index, call, state, entered)
+                    states[call] = state if keep is None else {name: value.to(keep) for name, value in state.items()}
+        if stop is not None:
+            return
+        for call, inputs in enumerate(calls):
+            output, entered = run_head(self.model, self.layout, self._here(states[call]) or {}, inputs())
+            states[call] = None
+            yield call, output, entered
+
+    def _here(self, state: State | None) -> State | None:
+        return state and {name: value.to(self._device) for name, value in state.items()}

@@ -1,0 +1,97 @@
+"""The tensors of a part of a model, read by name from its safetensors files, and the identity of those files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from blockskip.errors import UserError
+from blockskip.keys import file_sha256
+
+
+class Weights:
+    """The tensors in a folder's safetensors files, one file or shards with an index.
+
+    Raises:
+        UserError: the folder has no safetensors file, or one is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        indexed = sorted(folder.glob("*.safetensors.index.json"))
+        if indexed:
+            names = json.loads(indexed[0].read_text(encoding="utf-8"))["weight_map"]
+            self.files = {name: folder / file for name, file in names.items()}
+        else:
+            self.files = {}
+            for file in sorted(folder.glob("*.safetensors"))[:1]:
+                with _open(file) as tensors:
+                    self.files = dict.fromkeys(tensors.keys(), file)
+        if not self.files:
+            raise UserError(f'"{folder}" holds no safetensors weights; fetch or convert the model to that format.')
+
+    def under(self, prefix: str) -> list[str]:
+        """Names of the tensors below a module's full name."""
+        return [name for name in self.files if name.startswith(prefix + ".")]
+
+    def read(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Tensors by name, on the CPU, as stored; they may be views of the mapped file."""
+        wanted: dict[Path, list[str]] = {}
+        for name in names:
+            wanted.setdefault(self.files[name], []).append(name)
+        found: dict[str, torch.Tensor] = {}
+        for file, keys in wanted.items():
+            with _open(file) as tensors:
+                found |= {key: tensors.get_tensor(key) for key in keys}
+        return found
+
+    def identity(self) -> str:
+        """The hash of all files' contents: what a store's key says of this part of the model."""
+        digests = [file_identity(file) for file in sorted(set(self.files.values()))]
+        return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _open(file: Path):  # type: ignore[no-untyped-def]
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise UserError(f'The weights file "{file}" cannot be read ({error}); fetch it again.') from None
+
+
+def file_identity(file: Path) -> str:
+    """The sha256 of a weights file: the hub's own hash, else computed once and remembered by path, size and time."""
+    resolved = file.resolve()
+    if len(resolved.name) == 64 and set(resolved.name) <= set("0123456789abcdef"):
+        return resolved.name
+    status = resolved.stat()
+    entry = f"{resolved}|{status.st_size}|{status.st_mtime_ns}"
+    memory = _memory_file()
+    try:
+        known = json.loads(memory.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        known = {}
+    if not isinstance(known, dict):
+        known = {}
+    if entry not in known:
+        known[entry] = file_sha256(resolved)
+        try:
+            memory.parent.mkdir(parents=True, exist_ok=True)
+            temporary = memory.with_name(f"{memory.name}.{os.getpid()}")
+            temporary.write_text(json.dumps(known, indent=1), encoding="utf-8")
+            temporary.replace(memory)
+        except OSError:
+            pass  # a read-only home costs the next run some hashing, nothing else
+    return str(known[entry])
+
+
+def _memory_file() -> Path:
+    base = os.environ.get("BLOCKSKIP_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "blockskip"
+    )
+    return Path(base) / "weights.json"

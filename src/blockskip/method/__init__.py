@@ -1,0 +1,1 @@
+"""DiT-BlockSkip (arXiv 2603.20755) in pure torch: patches, split, skipping, flow matching."""

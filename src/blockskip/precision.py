@@ -1,0 +1,55 @@
+"""The one place that decides in which dtype things are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from blockskip.errors import UserError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device a name stands for; ``auto`` takes CUDA, then MPS, then the CPU.
+
+    Raises:
+        UserError: the device is unknown or absent on this machine.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f'train.device = "{name}" is not a device; use "auto", "cpu", "cuda" or "mps".') from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f'train.device = "{name}": this machine offers no CUDA device; use "cpu" or "auto".')
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError(f'train.device = "{name}": this machine offers no Apple GPU; use "cpu" or "auto".')
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of the frozen base; ``auto`` is float32 on a CPU and bfloat16 elsewhere."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return DTYPES[name]
+
+
+@contextmanager
+def compute(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """The context around precompute, training, validation and previews.
+
+    float32 runs as it is, with TF32 off. A 16-bit base runs under autocast of that dtype, so that float32 adapters meet
+    16-bit activations without a cast of every layer input to float32.
+    """
+    if dtype == torch.float32:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    else:
+        with torch.autocast(device.type, dtype=dtype, cache_enabled=False):
+            yield

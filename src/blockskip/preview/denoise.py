@@ -1,0 +1,102 @@
+"""Denoising: the velocity kernel, and the loop that the pipeline's own scheduler leads."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from blockskip.families import Family, Text
+from blockskip.precision import compute
+from blockskip.progress import progress
+
+
+def guided_velocity(conditional: torch.Tensor, unconditional: torch.Tensor | None, scale: float) -> torch.Tensor:
+    """Classifier-free guidance: u + scale * (c - u); c alone when there is no u."""
+    return conditional if unconditional is None else unconditional + scale * (conditional - unconditional)
+
+
+def velocity(
+    model: nn.Module,
+    family: Family,
+    config: Mapping[str, Any],
+    latents: torch.Tensor,
+    sigma: torch.Tensor,
+    text: Text,
+    guidance: float,
+) -> torch.Tensor:
+    """Kernel: the predicted v = noise - x (B, C, h, w) of latents at a noise level (B,)."""
+    output = model(**family.forward_inputs(config, latents, sigma, text, guidance))[0]
+    return family.velocity(output, latents)
+
+
+class Streamed(Protocol):
+    """A transformer that runs block by block (``loading.transformer.StreamedTransformer``)."""
+
+    def run(self, calls: Sequence[Callable[[], dict[str, Any]]]) -> Any:
+        """(call, output, head's input) of every call."""
+
+
+class Predictor:
+    """Velocities of several batches at once, from a whole model, or from one that is streamed through memory."""
+
+    def __init__(self, model: nn.Module | Streamed, family: Family, config: Mapping[str, Any], guidance: float) -> None:
+        self.model, self.family, self.config, self.guidance = model, family, config, guidance
+
+    def __call__(self, calls: Sequence[tuple[torch.Tensor, torch.Tensor, Text]]) -> list[torch.Tensor]:
+        """The velocity of each (latents, sigma, text)."""
+        if isinstance(self.model, nn.Module):
+            return [velocity(self.model, self.family, self.config, *call, self.guidance) for call in calls]
+        inputs = [
+            lambda call=call: self.family.forward_inputs(self.config, *call, self.guidance)  # type: ignore[misc]
+            for call in calls
+        ]
+        return [self.family.velocity(output[0], calls[index][0]) for index, output, _ in self.model.run(inputs)]
+
+
+def denoise(
+    predict: Predictor,
+    scheduler: Any,
+    steps: int,
+    tokens: int,
+    noise: Sequence[torch.Tensor],
+    texts: Sequence[Text],
+    negative: Sequence[Text] | None,
+    scale: float,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[torch.Tensor]:
+    """Latents of pictures, batch by batch but all advancing together, so that a streamed block serves every batch.
+
+    Args:
+        scheduler: the pipeline's; it is copied for each batch, since schedulers remember.
+        steps: sampler steps.
+        tokens: image tokens of a picture (some schedulers shift by it).
+        noise: starting noise of each batch, (B, C, h, w).
+        texts, negative: conditioning of each batch; ``negative`` None draws without classifier-free guidance.
+    """
+    schedulers = []
+    for _ in noise:
+        own = copy.deepcopy(scheduler)
+        predict.family.set_timesteps(own, steps, tokens, device)
+        schedulers.append(own)
+    latents = [batch * getattr(own, "init_noise_sigma", 1.0) for batch, own in zip(noise, schedulers, strict=True)]
+    times = schedulers[0].timesteps
+    with progress(len(times), "draw") as bar, torch.no_grad(), compute(device, dtype):
+        for time in times:
+            calls = []
+            for index, batch in enumerate(latents):
+                sigma = time.to(device=device, dtype=torch.float32).expand(batch.shape[0]) / 1000
+                calls.append((batch.to(dtype), sigma, texts[index]))
+                if negative is not None:
+                    calls.append((batch.to(dtype), sigma, negative[index]))
+            found = predict(calls)
+            for index, own in enumerate(schedulers):
+                pair = found[2 * index : 2 * index + 2] if negative is not None else [found[index], None]
+                guided = guided_velocity(pair[0], pair[1], scale)  # type: ignore[arg-type]
+                latents[index] = own.step(guided, time, latents[index], return_dict=False)[0]
+            bar.advance()
+    return latents

@@ -1,0 +1,146 @@
+"""Drawing pictures: prompts encoded, latents denoised, pixels decoded, each with only its own part in memory."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+
+from blockskip.errors import RunError, UserError
+from blockskip.families import Text, stack_text
+from blockskip.loading.source import ModelSource
+from blockskip.loading.transformer import Adapters, StreamedTransformer, load_transformer
+from blockskip.precision import compute
+from blockskip.preview.denoise import Predictor, denoise
+
+
+class TextEncoder(Protocol):
+    """``encoding.text.encode_prompts``; given from outside because phases do not import each other."""
+
+    def __call__(
+        self, source: ModelSource, prompts: Sequence[str], length: int, dtype: torch.dtype, device: torch.device
+    ) -> list[Text]:
+        """The conditioning tensors of each prompt."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What to draw.
+
+    Args:
+        prompts: one row of pictures each.
+        seeds: one picture of each prompt each.
+        height, width: pixels; None takes the model's own.
+        steps: sampler steps; None takes the model's own.
+        guidance_scale: None takes the model's own.
+        text_length: text tokens; None takes the model's own.
+        stream: load one block at a time.
+        batch_size: pictures that go through the transformer together.
+    """
+
+    prompts: tuple[str, ...]
+    seeds: tuple[int, ...] = (0,)
+    height: int | None = None
+    width: int | None = None
+    steps: int | None = None
+    guidance_scale: float | None = None
+    text_length: int | None = None
+    stream: bool = False
+    batch_size: int = 1
+
+    def size(self, source: ModelSource) -> tuple[int, int]:
+        """(height, width) in pixels.
+
+        Raises:
+            UserError: a side is no multiple of the model's pixel stride.
+        """
+        call = source.settings.get("call", {})
+        height = self.height or call.get("height") or source.full_resolution
+        width = self.width or call.get("width") or source.full_resolution
+        stride = source.pixel_stride
+        for key, value in (("height", height), ("width", width)):
+            if value % stride:
+                near = max(stride, round(value / stride) * stride)
+                raise UserError(f"preview.{key} = {value} is no multiple of {stride}; take {near}.")
+        return int(height), int(width)
+
+
+def draw(
+    source: ModelSource,
+    drawing: Drawing,
+    encode: TextEncoder,
+    dtype: torch.dtype,
+    device: torch.device,
+    adapters: Adapters | None = None,
+) -> list[list[Image.Image]]:
+    """Pictures by prompt and seed. The noise of a picture depends on its seed alone.
+
+    Args:
+        adapters: LoRA that acts on the transformer.
+
+    Raises:
+        RunError: the decoder gave values that are not finite.
+    """
+    family, config, call = source.family, source.config("transformer"), source.settings.get("call", {})
+    height, width = drawing.size(source)
+    embedded, scale = family.preview_guidance(config, call, drawing.guidance_scale)
+    steps = drawing.steps or call.get("num_inference_steps") or family.defaults.num_inference_steps
+    guided = scale > 1
+    prompts = [*drawing.prompts, *([call.get("negative_prompt", "")] if guided else [])]
+    texts = encode(source, prompts, drawing.text_length or source.text_length, dtype, device)
+    negative = texts.pop() if guided else None
+    factor = family.vae_factor(source.config("vae"))
+    shape = (1, family.latent_channels(source.config("vae")), height // factor, width // factor)
+
+    jobs = [(text, seed) for text in texts for seed in drawing.seeds]
+    batches = [jobs[start : start + drawing.batch_size] for start in range(0, len(jobs), drawing.batch_size)]
+    noise = [torch.cat([_noise(shape, seed, dtype, device) for _, seed in batch]) for batch in batches]
+    stacked = [_to(stack_text([text for text, _ in batch]), device) for batch in batches]
+    opposite = None if negative is None else [_to(stack_text([negative] * len(batch)), device) for batch in batches]
+    model = (StreamedTransformer(source, dtype, device, adapters) if drawing.stream
+             else load_transformer(source, [], dtype, device, adapters))  # fmt: skip
+    predict = Predictor(model, family, config, embedded)
+    tokens = (height // source.pixel_stride) * (width // source.pixel_stride)
+    latents = denoise(
+        predict, source.load("scheduler"), int(steps), tokens, noise, stacked, opposite, scale, dtype, device
+    )
+    del model, predict
+    gc.collect()
+    flat = iter(decode(source, [picture[None] for batch in latents for picture in batch], dtype, device))
+    return [[next(flat) for _ in drawing.seeds] for _ in drawing.prompts]
+
+
+def decode(
+    source: ModelSource, latents: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device
+) -> list[Image.Image]:
+    """Pictures of latents, each (1, C, h, w); float16 is avoided, since some autoencoders overflow in it.
+
+    Raises:
+        RunError: the decoder gave values that are not finite.
+    """
+    safe = torch.float32 if dtype == torch.float16 else dtype
+    vae = source.load("vae", safe).to(device)
+    pictures = []
+    for one in latents:
+        with torch.no_grad(), compute(device, safe):
+            pixels = source.family.decode(vae, one.to(safe)).float().cpu()[0]
+        if not bool(torch.isfinite(pixels).all()):
+            raise RunError(f"The preview failed: the autoencoder gave values that are not finite in {safe}.")
+        array = (pixels / 2 + 0.5).clamp(0, 1).permute(1, 2, 0).numpy()
+        pictures.append(Image.fromarray((array * 255).round().astype(np.uint8)))
+    del vae
+    gc.collect()
+    return pictures
+
+
+def _noise(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), dtype=dtype).to(device)
+
+
+def _to(text: Text, device: torch.device) -> Text:
+    return {name: value.to(device) for name, value in text.items()}

@@ -1,0 +1,144 @@
+"""What a report holds. Others fill it in; the page and the terminal table are two views of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from PIL import Image
+
+from blockskip.evaluation.fidelity import Fidelity
+from blockskip.measure import PhaseRecord
+
+#: Colours of the runs; number 0 is kept for a column that was not trained (the base model).
+SERIES = 6
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What one training run was and took.
+
+    Args:
+        skipped_parameters: numbers in the skipped blocks, which are not in memory while training.
+        kept_parameters: numbers of the frozen transformer that are.
+        trained_parameters: numbers in the adapter.
+        phases: time and memory, in the order of the run.
+        disk_bytes: largest size of what was stored on disk for the run.
+        steps: optimiser steps.
+        seconds_total: wall-clock time of the whole run.
+        split: (front, tail) skipped blocks; None or (0, 0) if every block was trained.
+        num_blocks: all blocks of the transformer.
+        resolution, full_resolution: pixels trained on, and pixels the pictures were first scaled to.
+        config_toml: the resolved settings; paths of this machine are taken out before they are shown.
+        baseline_bytes: what the process held after its imports; the phases' host figures are above it.
+    """
+
+    skipped_parameters: int
+    kept_parameters: int
+    trained_parameters: int
+    phases: list[PhaseRecord]
+    disk_bytes: int
+    steps: int
+    seconds_total: float
+    split: tuple[int, int] | None
+    num_blocks: int
+    resolution: int
+    full_resolution: int
+    config_toml: str
+    baseline_bytes: int | None = None
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the run had an accelerator with memory of its own."""
+        return any(phase.device_reserved_peak for phase in self.phases)
+
+    @property
+    def host_peak(self) -> int:
+        """Bytes of the highest phase, private and mapped together."""
+        return max((phase.host_peak for phase in self.phases), default=0)
+
+    @property
+    def device_peak(self) -> int:
+        """Bytes that the allocator held on the device in the highest phase."""
+        return max((phase.device_reserved_peak for phase in self.phases), default=0)
+
+    @property
+    def skipped_blocks(self) -> int:
+        """Blocks at the front and the tail together."""
+        return sum(self.split or (0, 0))
+
+
+@dataclass(frozen=True)
+class Column:
+    """One model in the comparison: the base, plain LoRA, DiT-BlockSkip.
+
+    Args:
+        name: its heading.
+        images: for each prompt of the report the pictures of its seeds; empty if none were drawn.
+        losses: (optimiser step, loss), or None if nothing was trained.
+        facts: None if nothing was trained.
+        fidelity: None if it was not measured.
+    """
+
+    name: str
+    images: list[list[Image.Image]] = field(default_factory=list)
+    losses: list[tuple[int, float]] | None = None
+    facts: RunFacts | None = None
+    fidelity: Fidelity | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run gave, beside the models it is compared with.
+
+    Args:
+        title, subtitle: heading of the page.
+        subject_pictures: the pictures the subject was learned from.
+        prompts: drawn by every column, with the same seeds.
+        columns: from left to right.
+
+    Raises:
+        ValueError: a column has pictures of another number of prompts.
+    """
+
+    title: str
+    subtitle: str
+    subject_pictures: list[Image.Image]
+    prompts: list[str]
+    columns: list[Column]
+
+    def __post_init__(self) -> None:
+        for column in self.columns:
+            if column.images and len(column.images) != len(self.prompts):
+                raise ValueError(
+                    f'the column "{column.name}" has pictures of {len(column.images)} prompts, '
+                    f"the report has {len(self.prompts)}"
+                )
+
+    @property
+    def runs(self) -> list[tuple[Column, RunFacts]]:
+        """The columns that were trained, with their facts."""
+        return [(column, column.facts) for column in self.columns if column.facts is not None]
+
+    @property
+    def series(self) -> list[int]:
+        """The colour number of each column: 0 for one that was not trained, then 1, 2, ... in turn."""
+        numbers, used = [], 0
+        for column in self.columns:
+            trained = column.facts is not None or bool(column.losses)
+            numbers.append(1 + used % (SERIES - 1) if trained else 0)
+            used += trained
+        return numbers
+
+    @property
+    def phases(self) -> list[str]:
+        """The names of all phases of all runs, each once, in the order of the runs."""
+        order: list[str] = []
+        for _, facts in self.runs:
+            place = 0
+            for record in facts.phases:
+                if record.name in order:
+                    place = order.index(record.name) + 1
+                else:
+                    order.insert(place, record.name)
+                    place += 1
+        return order

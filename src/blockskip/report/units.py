@@ -1,0 +1,49 @@
+"""Sizes, times and numbers as people read them: three digits and a unit."""
+
+from __future__ import annotations
+
+import math
+
+_SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, no exponent: 0.31, 1.84, 41.2, 412, 1024."""
+    if abs(value) < 1:
+        return f"{value:.2f}"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+
+
+def size(*amounts: int) -> str:
+    """``412 MiB``; of several amounts ``412 (380 + 95) MiB``: the first, and in brackets its parts in its unit."""
+    scale, unit = next(((scale, unit) for scale, unit in _SIZES if amounts[0] >= 0.9995 * scale), (1, "B"))
+    numbers = [_digits(amount / scale) if scale > 1 else str(amount) for amount in amounts]
+    parts = f" ({' + '.join(numbers[1:])})" if len(numbers) > 1 else ""
+    return f"{numbers[0]}{parts} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """``3.4 s``, ``42 s``, ``3 min 05 s``, ``1 h 02 min``."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = int(seconds + 0.5)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = int(seconds / 60 + 0.5)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def count(number: int) -> str:
+    """``812``, ``9.31 k``, ``18.2 M``, ``11.9 B``."""
+    for scale, unit in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if number >= 0.9995 * scale:
+            return f"{_digits(number / scale)} {unit}"
+    return str(number)
+
+
+def change(value: float, reference: float) -> str:
+    """How the value differs from the reference: ``-55%``, ``+12%``, ``same``."""
+    percent = round(100 * (value / reference - 1)) if reference else 0
+    return f"{percent:+d}%".replace("-", "\N{MINUS SIGN}") if percent else "same"

@@ -1,0 +1,123 @@
+"""What Python programs call: ``blockskip.train`` and ``blockskip.generate``."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from blockskip.adapters.frozen import FrozenAdapters
+from blockskip.config import Config, from_flat, leaves
+from blockskip.encoding.text import encode_prompts
+from blockskip.errors import UserError
+from blockskip.loading.source import open_model
+from blockskip.loading.transformer import empty_transformer
+from blockskip.precision import resolve_device, resolve_dtype
+from blockskip.preview.draw import Drawing, draw
+from blockskip.run.job import RunResult, run
+from blockskip.run.prepare import prepare
+
+#: Settings that have a name of their own in Python and on the command line.
+SHORT = {"model": "model.path", "images": "data.images", "prompt": "data.prompt", "output": "output"}
+
+
+def train(config: Config | None = None, **settings: Any) -> RunResult:
+    """Personalise a model; an interrupted run continues when called again.
+
+    Args:
+        config: a whole config, or None to build one from the settings.
+        settings: ``model``, ``images``, ``prompt``, ``output``, or any key with its dot written as two underscores
+            (``train__steps=200``).
+
+    Raises:
+        UserError: the settings, the model or the pictures cannot be used; nothing was loaded.
+        RunError: the run cannot go on; its checkpoints are whole.
+    """
+    if config is not None and settings:
+        raise UserError("Give either a config or settings, not both.")
+    if config is None:
+        config = from_flat(
+            {SHORT.get(name, name.replace("__", ".")): _plain(value) for name, value in settings.items()}
+        )
+    return run(prepare(config))
+
+
+def generate(
+    prompt: str | list[str] | tuple[str, ...],
+    lora: str | Path | None = None,
+    *,
+    model: str | None = None,
+    images: int = 1,
+    seed: int = 0,
+    height: int | None = None,
+    width: int | None = None,
+    num_inference_steps: int | None = None,
+    guidance_scale: float | None = None,
+    lora_scale: float = 1.0,
+    stream: bool = False,
+    device: str = "auto",
+    dtype: str = "auto",
+) -> list[Image.Image]:
+    """Pictures of prompts, drawn by the unchanged model with a LoRA.
+
+    Args:
+        prompt: one prompt or several; the result holds all pictures of the first, then of the second, ...
+        lora: a run's output folder, its adapter folder or a LoRA file; None draws with the base.
+        model: default: the base that the run in ``lora`` was trained on, else ``builtin``.
+        images: pictures of each prompt, with seeds ``seed``, ``seed + 1``, ...
+        stream: load one block at a time.
+
+    Raises:
+        UserError: the model or the LoRA cannot be used.
+    """
+    prompts = (prompt,) if isinstance(prompt, str) else tuple(prompt)
+    base, revision, adapters = model, None, []
+    if lora is not None:
+        saved = _saved_settings(Path(lora).expanduser())
+        if base is None:
+            base, revision = saved.get("path"), saved.get("revision")
+        adapters = list(saved.get("base_adapters", ()))
+    source = open_model(base or "builtin", revision)
+    frozen = FrozenAdapters(adapters)
+    given = FrozenAdapters([str(lora)] if lora is not None else [], lora_scale, "lora")
+    empty = empty_transformer(source)
+    frozen.check(empty)
+    given.check(empty, "lora")
+    where = resolve_device(device)
+    if dtype not in leaves()["model.dtype"][0].__args__:
+        raise UserError(f'dtype = "{dtype}" is not one of auto, float32, bfloat16, float16.')
+    drawing = Drawing(
+        prompts, tuple(seed + index for index in range(images)), height, width, num_inference_steps, guidance_scale,
+        None, stream,
+    )  # fmt: skip
+    rows = draw(source, drawing, encode_prompts, resolve_dtype(dtype, where), where, Both(frozen, given))
+    return [image for row in rows for image in row]
+
+
+class Both:
+    """Two sets of adapters that act together."""
+
+    def __init__(self, *sets: FrozenAdapters) -> None:
+        self.sets = sets
+
+    def attach(self, module: Any, prefix: str = "") -> None:
+        """Let each act on the layers below ``module``."""
+        for adapters in self.sets:
+            adapters.attach(module, prefix)
+
+
+def _saved_settings(folder: Path) -> dict[str, Any]:
+    for path in (folder / "config.toml", folder.parent / "config.toml", folder.parent.parent / "config.toml"):
+        if path.is_file():
+            try:
+                model: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8")).get("model", {})
+            except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+                return {}
+            return model
+    return {}
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,323 @@
+"""The phases of one run, in order; each holds only its own weights, and each can be repeated or skipped."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from blockskip import __version__
+from blockskip.adapters.files import DIFFUSERS_KEY, FILE_NAME, lora_header, save_lora
+from blockskip.adapters.frozen import FrozenAdapters
+from blockskip.adapters.lora import adapter_state, add_lora
+from blockskip.config import to_toml
+from blockskip.data.noise import noise, sigmas, weights
+from blockskip.encoding.pixels import store_pixels
+from blockskip.encoding.text import encode_prompts, store_prompts
+from blockskip.errors import RunError, UserError
+from blockskip.families import Text, stack_text
+from blockskip.features.precompute import FeaturesArgument, Input, features_key, precompute
+from blockskip.loading.transformer import load_transformer
+from blockskip.loading.weights import Weights
+from blockskip.measure import Meter, PhaseRecord, from_json, to_json
+from blockskip.method.skipping import SkippedModel
+from blockskip.preview.draw import Drawing, draw
+from blockskip.progress import Progress, progress, say
+from blockskip.run.prepare import Prepared
+from blockskip.run.stretches import stretches
+from blockskip.seeds import derive_seed
+from blockskip.store.files import write_atomically
+from blockskip.store.groups import GroupStore
+from blockskip.training.checkpoints import Checkpoint, latest_checkpoint
+from blockskip.training.loop import Trainer, read_metrics
+from blockskip.training.step import MicroBatch
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run gave.
+
+    Args:
+        adapter: the LoRA file.
+        losses: one for each optimiser step.
+        records: memory and seconds by phase.
+        disk_bytes: the largest the cache has been.
+        samples: previews by prompt and seed, drawn at the end.
+    """
+
+    prepared: Prepared
+    adapter: Path
+    losses: list[float]
+    records: list[PhaseRecord]
+    disk_bytes: int
+    samples: list[list[Image.Image]] = field(default_factory=list)
+
+    @property
+    def output(self) -> Path:
+        """The run's folder."""
+        return self.prepared.output
+
+
+def run(prepared: Prepared) -> RunResult:
+    """Do a run, or what is left of it.
+
+    Raises:
+        UserError: the output folder holds a run with other settings.
+        RunError: the run cannot go on; checkpoints are whole.
+    """
+    return _Job(prepared).run()
+
+
+class _Job:
+    def __init__(self, prepared: Prepared) -> None:
+        self.prepared, self.config, self.source = prepared, prepared.config, prepared.source
+        self.output = prepared.output
+        cache = Path(self.config.features.cache).expanduser() if self.config.features.cache else self.output / "cache"
+        self.cache = cache
+        self.meter = Meter(prepared.device)
+        self.meter.baseline()
+        self.disk_bytes = 0
+
+    def run(self) -> RunResult:
+        checkpoint = self._open_output()
+        steps = self.config.train.steps
+        done = checkpoint.step if checkpoint else 0
+        adapter = self.output / "adapter" / FILE_NAME
+        if done >= steps and adapter.is_file():
+            say(f"{adapter} is finished ({done} steps).")
+        else:
+            self._phases(checkpoint)
+        if not self.config.features.cache and not self.config.features.keep:
+            shutil.rmtree(self.cache, ignore_errors=True)
+        samples = self._preview(steps)
+        self._record()
+        losses = [entry["loss"] for entry in read_metrics(self.output / "metrics.jsonl") if entry["loss"] is not None]
+        return RunResult(self.prepared, adapter, losses, self.meter.records(), self._largest_cache(), samples)
+
+    # -- the output folder ------------------------------------------------------------------------------------------
+
+    def _open_output(self) -> Checkpoint | None:
+        self.output.mkdir(parents=True, exist_ok=True)
+        checkpoint = latest_checkpoint(self.output / "checkpoints")
+        if checkpoint is not None:
+            now = self.prepared.fingerprint()
+            changed = [name for name in now if now[name] != checkpoint.fingerprint.get(name)]
+            if changed:
+                raise UserError(
+                    f'"{self.output}" holds a run of {checkpoint.step} steps with another {name}; '
+                    "use the same value, or another output folder."
+                    for name in changed
+                )
+            say(f"Continuing after step {checkpoint.step}.")
+        elif (self.output / "adapter" / FILE_NAME).is_file():
+            raise UserError(f'"{self.output}" holds a finished adapter without checkpoints; use another output folder.')
+        else:
+            (self.output / "metrics.jsonl").unlink(missing_ok=True)
+        records = self.output / "phases.json"
+        if records.is_file():
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # damaged: only earlier figures are lost
+                self.meter.merge(from_json(records.read_text(encoding="utf-8")))
+        document = to_toml(self.config)
+        write_atomically(self.output / "config.toml", lambda path: path.write_text(document, encoding="utf-8"))
+        return checkpoint
+
+    def _record(self) -> None:
+        document = to_json(self.meter.records())
+        write_atomically(self.output / "phases.json", lambda path: path.write_text(document, encoding="utf-8"))
+        largest = str(self._largest_cache())
+        write_atomically(self.output / "cache-bytes.txt", lambda path: path.write_text(largest, encoding="utf-8"))
+
+    def _largest_cache(self) -> int:
+        try:
+            before = int((self.output / "cache-bytes.txt").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            before = 0
+        return max(before, self.disk_bytes)
+
+    # -- the phases -------------------------------------------------------------------------------------------------
+
+    def _phases(self, checkpoint: Checkpoint | None) -> None:
+        prepared, device, dtype = self.prepared, self.prepared.device, self.prepared.dtype
+        groups = prepared.schedule.groups
+        self.text_store, self.pixel_store, self.feature_store = (
+            GroupStore(self.cache / name) for name in ("text", "pixels", "features")
+        )
+        with self.meter.phase("encode text"):
+            captions = prepared.schedule.captions()
+            self.text_keys = store_prompts(self.source, captions, prepared.text_length, dtype, device, self.text_store)
+        with self.meter.phase("encode pictures"):
+            self.pixel_keys = store_pixels(self.source, prepared.schedule, groups, dtype, device, self.pixel_store)
+        self._record()
+        self.texts: dict[str, Text] = {caption: self.text_store.read(key) for caption, key in self.text_keys.items()}
+        self.feature_keys = self._feature_keys()
+        done = checkpoint.step if checkpoint else 0
+        every = self.config.preview.every if self.config.preview.prompts else 0
+        with progress(self.config.train.steps, "train", start=done) as bar:
+            for stretch in stretches(
+                done, self.config.train.steps, self.config.train.gradient_accumulation_steps, len(groups), every,
+                self._groups_on_disk, prepared.disk_bytes is not None,
+            ):  # fmt: skip
+                self._precompute(stretch.groups)
+                with self.meter.phase("train"):
+                    checkpoint = self._train(checkpoint, stretch.until, bar)
+                self._record()
+                if every and stretch.until % every == 0 and stretch.until < self.config.train.steps:
+                    self._preview(stretch.until, checkpoint)
+
+    def _feature_keys(self) -> list[str]:
+        prepared = self.prepared
+        transformer = Weights(self.source.part_folder("transformer")).identity()
+        return [
+            features_key(FeaturesArgument(
+                transformer, prepared.adapters.identity(), prepared.split.front, prepared.split.tail,
+                prepared.rule_identity, tuple(self.text_keys[sample.caption] for sample in group.samples), pixels,
+                tuple(sample.sigma for sample in group.samples), tuple(sample.noise_seed for sample in group.samples),
+                prepared.guidance, str(prepared.dtype),
+            ))
+            for group, pixels in zip(prepared.schedule.groups, self.pixel_keys, strict=True)
+        ]  # fmt: skip
+
+    @property
+    def _needs_features(self) -> bool:
+        split = self.prepared.split
+        return bool(split.tail or split.front) and self.config.skip.rule != "none"
+
+    def _input(self, index: int) -> Input:
+        group = self.prepared.schedule.groups[index]
+        latents = self.pixel_store.read(self.pixel_keys[index])["latents"]
+        text = stack_text([self.texts[sample.caption] for sample in group.samples])
+        return Input(
+            self.feature_keys[index], latents, noise(group.samples, latents.shape[1:]), sigmas(group.samples), text
+        )
+
+    def _groups_on_disk(self) -> int | None:
+        """How many groups' features the disk budget allows; None while no group tells how large one is."""
+        known = [key for key in dict.fromkeys(self.feature_keys) if self.feature_store.has(key)]
+        if not self._needs_features or self.prepared.disk_bytes is None:
+            return len(self.feature_keys)
+        if not known:
+            return None
+        return max(1, self.prepared.disk_bytes * len(known) // max(1, self.feature_store.size()))
+
+    def _precompute(self, groups: list[int]) -> None:
+        if not self._needs_features:
+            return
+        prepared = self.prepared
+        keys = [self.feature_keys[index] for index in groups]
+        if prepared.disk_bytes is not None:
+            wanted = set(keys)
+            self.feature_store.delete([key for key in self.feature_keys if key not in wanted])
+        with self.meter.phase("precompute"):
+            precompute(
+                self.source, prepared.split, prepared.rule, keys, lambda place: self._input(groups[place]),
+                self.feature_store, window_bytes=prepared.window_bytes, dtype=prepared.dtype, device=prepared.device,
+                guidance=prepared.guidance, adapters=prepared.adapters,
+            )  # fmt: skip
+        stores = (self.text_store, self.pixel_store, self.feature_store)
+        self.disk_bytes = max(self.disk_bytes, sum(store.size() for store in stores))
+
+    def _train(self, checkpoint: Checkpoint | None, until: int, bar: Progress) -> Checkpoint:
+        prepared, lora = self.prepared, self.config.lora
+        skipped = prepared.split.skipped(prepared.num_blocks)
+        model = load_transformer(self.source, skipped, prepared.dtype, prepared.device, prepared.adapters)
+        stubbed = SkippedModel(model, self.source.family.layout, prepared.split, prepared.rule)
+        assert lora.lora_alpha is not None
+        seed = derive_seed(self.config.train.seed, "adapter")
+        parameters = add_lora(model, prepared.targets, lora.rank, lora.lora_alpha, lora.dropout, seed)
+        if self.config.train.gradient_checkpointing:
+            model.enable_gradient_checkpointing()  # type: ignore[operator]
+        trainer = Trainer(
+            stubbed, parameters, self.source.family, self.source.config("transformer"), self.config.train,
+            lora.dropout, prepared.guidance, prepared.dtype, prepared.device, self.output, prepared.fingerprint(),
+        )  # fmt: skip
+        if checkpoint is not None:
+            trainer.restore(checkpoint)
+        if trainer.step < until:
+            trainer.train(self._batches(trainer.step, until), until, bar)
+        if until >= self.config.train.steps:
+            self._save(adapter_state(model), trainer.skipped_steps)
+        del trainer, stubbed, parameters, model
+        gc.collect()
+        found = latest_checkpoint(self.output / "checkpoints")
+        if found is None or found.step < until:
+            raise RunError(f'The checkpoint of step {until} in "{self.output}" cannot be read back; is the disk full?')
+        return found
+
+    def _batches(self, start: int, until: int) -> Iterator[MicroBatch]:
+        accumulation = self.config.train.gradient_accumulation_steps
+        schedule = self.prepared.schedule
+        order = [schedule.group_of(micro) for micro in range(start * accumulation, until * accumulation)]
+        pixels = self.pixel_store.read_ahead([self.pixel_keys[index] for index in order])
+        features = (self.feature_store.read_ahead([self.feature_keys[index] for index in order])
+                    if self._needs_features else ({} for _ in order))  # fmt: skip
+        for index, encoded, stored in zip(order, pixels, features, strict=True):
+            samples = schedule.groups[index].samples
+            latents = encoded["latents"]
+            text = stack_text([self.texts[sample.caption] for sample in samples])
+            yield MicroBatch(
+                latents, noise(samples, latents.shape[1:]), sigmas(samples), weights(samples), text, stored
+            )
+
+    # -- what comes out ---------------------------------------------------------------------------------------------
+
+    def _save(self, state: dict[str, torch.Tensor], skipped_steps: int) -> None:
+        moved = [name for name, value in state.items() if ".lora_B." in name and bool(value.any())]
+        if not moved:
+            raise RunError("Training changed nothing: every lora_B is still zero. Is train.learning_rate too small?")
+        if skipped_steps:
+            say(f"{skipped_steps} steps were left out because their loss or gradient was not finite.")
+        save_lora(self.output / "adapter", state, self._header(), write_atomically)
+
+    def _header(self) -> dict[str, str]:
+        config, prepared = self.config, self.prepared
+        assert config.lora.lora_alpha is not None
+        base = "builtin" if config.model.path == "builtin" else Path(config.model.path).name
+        base = config.model.path if self.source.hub else base
+        header = {
+            DIFFUSERS_KEY: lora_header(prepared.targets, config.lora.rank, config.lora.lora_alpha, config.lora.dropout),
+            "modelspec.sai_model_spec": "1.0.0", "modelspec.architecture": f"{self.source.family.name}/lora",
+            "modelspec.trigger_phrase": config.data.prompt or "", "modelspec.title": config.data.prompt or base,
+            "ss_base_model_version": base, "ss_network_dim": config.lora.rank,
+            "ss_network_alpha": config.lora.lora_alpha, "ss_learning_rate": config.train.learning_rate,
+            "ss_steps": config.train.steps, "ss_seed": config.train.seed, "ss_resolution": config.data.resolution,
+            "ss_num_train_images": len(prepared.schedule.pictures), "blockskip.version": __version__,
+            "blockskip.skipped": f"{prepared.split.front}+{prepared.split.tail} of {prepared.num_blocks}",
+            "blockskip.rule": config.skip.rule.rpartition(":")[2],
+            "blockskip.base_sha256": Weights(self.source.part_folder("transformer")).identity(),
+        }  # fmt: skip
+        return {name: str(value) for name, value in header.items()}
+
+    def _preview(self, step: int, checkpoint: Checkpoint | None = None) -> list[list[Image.Image]]:
+        """Draw the previews of a step; a failure is told and does not end the run."""
+        preview = self.config.preview
+        if not preview.prompts:
+            return []
+        folder = self.output / "samples"
+        names = [[folder / f"step-{step:06d}-{row:02d}-{column}.png" for column in range(preview.images)]
+                 for row in range(len(preview.prompts))]  # fmt: skip
+        try:
+            with self.meter.phase("preview"):
+                path = self.output / "adapter" / FILE_NAME
+                if checkpoint is not None:
+                    path = save_lora(self.cache / "preview", checkpoint.adapter, self._header(), write_atomically)
+                adapters = FrozenAdapters([*self.config.model.base_adapters, str(path)])
+                drawing = Drawing(
+                    preview.prompts, tuple(preview.seed + index for index in range(preview.images)), preview.height,
+                    preview.width, preview.num_inference_steps, preview.guidance_scale, self.prepared.text_length,
+                    preview.stream,
+                )  # fmt: skip
+                images = draw(self.source, drawing, encode_prompts, self.prepared.dtype, self.prepared.device, adapters)
+            folder.mkdir(exist_ok=True)
+            for row, line in zip(names, images, strict=True):
+                for name, image in zip(row, line, strict=True):
+                    write_atomically(name, lambda temporary, image=image: image.save(temporary, format="PNG"))  # type: ignore[misc]
+            return images
+        except (RunError, RuntimeError, OSError) as error:
+            say(f"Warning: the preview at step {step} failed ({error}); training is not affected.")
+            return []

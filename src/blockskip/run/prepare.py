@@ -1,0 +1,208 @@
+"""Everything that can be known and checked before any weights are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from blockskip.adapters.frozen import FrozenAdapters
+from blockskip.adapters.lora import target_names
+from blockskip.config import Config, size_in_bytes, to_flat
+from blockskip.data.pictures import read_pictures
+from blockskip.data.schedule import Schedule, make_schedule
+from blockskip.errors import UserError
+from blockskip.features.rules import load_rule
+from blockskip.loading.source import ModelSource, open_model
+from blockskip.loading.transformer import empty_transformer
+from blockskip.method.skipping import SkipRule
+from blockskip.method.split import Split, split_for_ratio
+from blockskip.precision import resolve_device, resolve_dtype
+from blockskip.preview.draw import Drawing
+
+#: Settings that may differ when a run is continued; all others decide what has been learnt so far.
+MAY_CHANGE = {
+    "output", "train.steps", "train.learning_rate", "train.lr_scheduler", "train.lr_warmup_steps", "train.weight_decay",
+    "train.max_grad_norm", "train.checkpoint_every", "train.checkpoints_total_limit", "features.window",
+    "features.disk", "features.cache", "features.keep", "data.images", "data.class_images", "model.path",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Parameters of the transformer: in skipped blocks, in what is loaded for training, and in the adapter."""
+
+    skipped: int
+    kept: int
+    trained: int
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run whose settings were checked and whose schedule is fixed.
+
+    Args:
+        config: with every default filled in.
+        targets: full names of the layers that take LoRA.
+        window_bytes: memory for one precompute window.
+        disk_bytes: largest feature store; None is unlimited.
+    """
+
+    config: Config
+    source: ModelSource
+    schedule: Schedule
+    split: Split
+    num_blocks: int
+    rule: SkipRule
+    rule_identity: str
+    adapters: FrozenAdapters
+    targets: list[str]
+    counts: Counts
+    guidance: float
+    text_length: int
+    device: torch.device
+    dtype: torch.dtype
+    window_bytes: int
+    disk_bytes: int | None
+
+    @property
+    def output(self) -> Path:
+        """The run's folder."""
+        return Path(self.config.output).expanduser()
+
+    def fingerprint(self) -> dict[str, str]:
+        """Of every setting, and of the pictures, that a continued run must share with what was done before."""
+        flat = to_flat(self.config)
+        kept = {name: repr(value) for name, value in flat.items()
+                if name not in MAY_CHANGE and not name.startswith("preview.")}  # fmt: skip
+        pictures = [[item.sha256, item.caption, item.is_class] for item in self.schedule.pictures]
+        kept["the pictures and captions"] = hashlib.sha256(json.dumps(pictures).encode()).hexdigest()
+        kept["the rule's file"] = self.rule_identity
+        kept["the base adapters' files"] = repr(self.adapters.identity())
+        return kept
+
+
+def prepare(config: Config) -> Prepared:
+    """Check a config against the model and the pictures, fill in defaults and fix the schedule. No weights are read.
+
+    Raises:
+        UserError: everything that is wrong, as far as it can be told at once.
+    """
+    problems: list[str] = []
+
+    def attempt(function, *args, **kwargs):  # type: ignore[no-untyped-def]
+        try:
+            return function(*args, **kwargs)
+        except UserError as error:
+            problems.extend(error.problems)
+
+    if not config.output:
+        problems.append('output is not set; give the folder to write, for example --output "out/".')
+    elif Path(config.output).expanduser().is_file():
+        problems.append(f'output = "{config.output}" is a file; give a folder.')
+    if not config.data.images:
+        problems.append('data.images is not set; give the folder of pictures, for example --images "photos/".')
+    device = attempt(resolve_device, config.train.device)
+    rule = attempt(load_rule, config.skip.rule)
+    window = attempt(size_in_bytes, "features.window", config.features.window)
+    disk = attempt(size_in_bytes, "features.disk", config.features.disk) if config.features.disk else None
+    adapters = attempt(FrozenAdapters, config.model.base_adapters)
+    if config.data.class_images and not config.data.class_prompt:
+        problems.append("data.class_images needs data.class_prompt, the caption of the class pictures.")
+    source = attempt(open_model, config.model.path, config.model.revision)
+    if source is None:
+        raise UserError(problems)
+
+    full, resolution = _resolutions(config, source)
+    pictures = []
+    if config.data.images:
+        sizes = {"resolution": resolution, "full_resolution": full}
+        pictures = attempt(read_pictures, config.data.images, config.data.prompt, **sizes) or []
+        if config.data.class_images and config.data.class_prompt:
+            pictures = pictures + (attempt(
+                read_pictures, config.data.class_images, config.data.class_prompt, **sizes, key="data.class_images",
+                prompt_key="data.class_prompt", is_class=True,
+            ) or [])  # fmt: skip
+    model = empty_transformer(source)
+    layout = source.family.layout
+    split = attempt(_split, config, layout.count(model))
+    targets: list[str] = []
+    if split is not None:
+        wanted = config.lora.targets or source.family.lora_targets
+        middle = split.middle(layout.count(model))
+        targets = attempt(target_names, model, layout, middle, wanted, each=bool(config.lora.targets)) or []
+    if adapters is not None:
+        attempt(adapters.check, model)
+    if config.preview.prompts:
+        attempt(Drawing((), height=config.preview.height, width=config.preview.width).size, source)
+    config = _resolved(config, source, full, resolution)
+    schedule = None
+    if pictures:
+        assert config.sigma.distribution is not None and config.sigma.shift is not None
+        schedule = attempt(
+            make_schedule, config, pictures, resolution=resolution, full_resolution=full, stride=source.pixel_stride,
+            distribution=config.sigma.distribution, shift=config.sigma.shift,
+        )  # fmt: skip
+    if problems:
+        raise UserError(problems)
+    assert split is not None and schedule is not None
+    return Prepared(
+        config, source, schedule, split, layout.count(model), *rule, adapters, targets,
+        _count(model, source, split, targets, config.lora.rank), config.train.guidance_scale or 1.0,
+        config.data.text_length or source.text_length, device, resolve_dtype(config.model.dtype, device), window, disk,
+    )  # fmt: skip
+
+
+def _resolutions(config: Config, source: ModelSource) -> tuple[int, int]:
+    """(full resolution, training resolution)."""
+    stride = source.pixel_stride
+    full = config.data.full_resolution or max(source.full_resolution, config.data.resolution or 0)
+    return full, config.data.resolution or max(stride, full // 2 // stride * stride)
+
+
+def _resolved(config: Config, source: ModelSource, full: int, resolution: int) -> Config:
+    defaults = source.family.defaults
+    data = dataclasses.replace(
+        config.data, full_resolution=full, resolution=resolution,
+        text_length=config.data.text_length or source.text_length,
+    )  # fmt: skip
+    sigma = dataclasses.replace(
+        config.sigma, distribution=config.sigma.distribution or defaults.distribution,
+        shift=config.sigma.shift if config.sigma.shift is not None else defaults.shift,
+    )  # fmt: skip
+    lora = dataclasses.replace(
+        config.lora, lora_alpha=config.lora.lora_alpha if config.lora.lora_alpha is not None else config.lora.rank
+    )  # fmt: skip
+    guidance = config.train.guidance_scale
+    train = dataclasses.replace(config.train, guidance_scale=defaults.guidance_scale if guidance is None else guidance)
+    return dataclasses.replace(config, data=data, sigma=sigma, lora=lora, train=train)
+
+
+def _split(config: Config, num_blocks: int) -> Split:
+    skip = config.skip
+    try:
+        if skip.front is not None or skip.tail is not None:
+            split = Split(skip.front or 0, skip.tail or 0)
+        else:
+            split = split_for_ratio(skip.ratio, num_blocks)
+        split.middle(num_blocks)
+    except ValueError as error:
+        raise UserError(f"skip: {error}.") from None
+    return split
+
+
+def _count(model: nn.Module, source: ModelSource, split: Split, targets: list[str], rank: int) -> Counts:
+    layout = source.family.layout
+    skipped = set(split.skipped(layout.count(model)))
+    left_out = sum(
+        value.numel() for index, block in enumerate(layout.blocks(model)) if index in skipped
+        for value in block.parameters()
+    )  # fmt: skip
+    total = sum(value.numel() for value in model.parameters())
+    shapes = [model.get_submodule(name).weight.shape for name in targets]
+    return Counts(left_out, total - left_out, sum(rank * int(shape[0] + shape[1]) for shape in shapes))  # type: ignore[index, union-attr]

@@ -1,0 +1,1 @@
+"""The training of the middle: one kernel, one loop, its optimiser, and checkpoints that a run continues from."""

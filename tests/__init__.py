@@ -1,0 +1,1 @@
+"""Tests; their folders mirror src/blockskip."""

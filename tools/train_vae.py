@@ -1,0 +1,158 @@
+"""Trains the small VAE: `AutoencoderKL`, three levels (factor 4), four latent channels.
+
+    python -m tools.train_vae --build build --minutes 15
+
+loss = L1 + 0.5 * L1 of gradients + 0.3 * perceptual distance + 1e-5 * KL, over composites of all sprites: seven batches at 64 px for one at
+128 px. Runs on from `build/vae.pt` when that exists. The last third of the time lowers the learning rate to zero.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKL
+from torch import Tensor
+from torch.nn import functional
+
+from tools.muon import Muon
+from tools.perceptual import PerceptualDistance
+
+CONFIG = {
+    "in_channels": 3,
+    "out_channels": 3,
+    "down_block_types": ("DownEncoderBlock2D",) * 3,
+    "up_block_types": ("UpDecoderBlock2D",) * 3,
+    "block_out_channels": (32, 64, 128),
+    "layers_per_block": 1,
+    "latent_channels": 4,
+    "norm_num_groups": 8,
+    "sample_size": 64,
+    "mid_block_add_attention": False,
+    "use_quant_conv": False,
+    "use_post_quant_conv": False,
+}
+
+
+def batch_of(pictures: np.ndarray, rows: np.ndarray, device: torch.device) -> Tensor:
+    """The given rows as float32 in [-1, 1], shape (batch, 3, side, side)."""
+    chosen = torch.from_numpy(pictures[np.sort(rows)]).to(device)
+    return chosen.permute(0, 3, 1, 2).float().div(127.5).sub(1).contiguous(memory_format=torch.channels_last)
+
+
+def gradients(pictures: Tensor) -> tuple[Tensor, Tensor]:
+    """Differences of neighbouring pixels, downwards and to the right."""
+    return pictures[..., 1:, :] - pictures[..., :-1, :], pictures[..., 1:] - pictures[..., :-1]
+
+
+def vae_loss(vae: AutoencoderKL, perceptual: PerceptualDistance, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """The training loss and, for the log, the mean squared error in [-1, 1] units."""
+    posterior = vae.encode(wanted).latent_dist
+    drawn = vae.decode(posterior.sample()).sample
+    pixel = functional.l1_loss(drawn.float(), wanted)
+    edges = sum(functional.l1_loss(a, b) for a, b in zip(gradients(drawn.float()), gradients(wanted), strict=True))
+    kl = posterior.kl().mean()
+    loss = pixel + 0.5 * edges + 0.3 * perceptual(drawn, wanted) + 1e-5 * kl
+    return loss, functional.mse_loss(drawn.detach().float(), wanted)
+
+
+@torch.no_grad()
+def psnr(vae: AutoencoderKL, pictures: np.ndarray, device: torch.device) -> float:
+    """Peak signal-to-noise ratio in dB over all given pictures, through the posterior's mode."""
+    errors = []
+    for start in range(0, len(pictures), 64):
+        wanted = batch_of(pictures, np.arange(start, min(start + 64, len(pictures))), device)
+        drawn = vae.decode(vae.encode(wanted).latent_dist.mode()).sample.clamp(-1, 1)
+        errors.append((drawn.float() - wanted).pow(2).mean(dim=(1, 2, 3)))
+    return float(-10 * torch.cat(errors).div(4).mean().log10())
+
+
+@torch.no_grad()
+def set_latent_statistics(vae: AutoencoderKL, pictures: np.ndarray, device: torch.device) -> None:
+    """Sets the shift and scale with which the latents of `pictures` have mean 0 and standard deviation 1."""
+    latents = torch.cat([
+        vae.encode(batch_of(pictures, np.arange(start, start + 64), device)).latent_dist.mode()
+        for start in range(0, min(1024, len(pictures)), 64)
+    ])  # fmt: skip
+    vae.register_to_config(shift_factor=round(float(latents.mean()), 5), scaling_factor=round(1 / float(latents.std()), 5))
+    print("latent mean and deviation by channel", latents.mean((0, 2, 3)).tolist(), latents.std((0, 2, 3)).tolist())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=Path, default=Path("build"))
+    parser.add_argument("--minutes", type=float, default=15)
+    parser.add_argument("--batch", type=int, default=16, help="pictures of 64 px in a step")
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+    rng = np.random.default_rng()
+    device = torch.device(arguments.device)
+
+    small = np.load(arguments.build / "pictures/vae64.npy", mmap_mode="r")
+    large = np.load(arguments.build / "pictures/vae128.npy", mmap_mode="r")
+    kept_back, small = np.asarray(small[-256:]), small[:-256]
+    vae = AutoencoderKL(**CONFIG).to(device).to(memory_format=torch.channels_last)
+    checkpoint, step = arguments.build / "vae.pt", 0
+    ends = {id(p) for module in (vae.encoder.conv_in, vae.decoder.conv_out) for p in module.parameters()}
+    kernels = [p for p in vae.parameters() if p.ndim == 4 and id(p) not in ends]
+    others = [p for p in vae.parameters() if p.ndim != 4 or id(p) in ends]
+    optimizers = [
+        Muon(kernels, lr=arguments.learning_rate, weight_decay=1e-2),
+        torch.optim.AdamW(others, lr=arguments.learning_rate, betas=(0.9, 0.99), weight_decay=0.0),
+    ]
+    average = torch.optim.swa_utils.AveragedModel(vae, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.998))
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, map_location=device)
+        vae.load_state_dict(saved["vae"])
+        for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        average.load_state_dict(saved["average"])
+        step = saved["step"]
+    perceptual = PerceptualDistance().to(device)
+    print(f"{sum(p.numel() for p in vae.parameters()) / 1e6:.2f}M parameters, from step {step}", flush=True)
+
+    def save() -> None:
+        state = {"vae": vae.state_dict(), "average": average.state_dict(), "step": step}
+        state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
+        torch.save(state, checkpoint.with_suffix(".tmp"))
+        checkpoint.with_suffix(".tmp").replace(checkpoint)
+
+    begun, seen, marks = time.monotonic(), 0, []
+    while (share := (time.monotonic() - begun) / (60 * arguments.minutes)) < 1:
+        warm = min(1.0, (step + 1) / 50)
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = arguments.learning_rate * warm * min(1.0, max(0.01, (1 - share) / 0.3))
+        pool, count = (large, max(1, arguments.batch // 4)) if step % 8 == 7 else (small, arguments.batch)
+        wanted = batch_of(pool, rng.choice(len(pool), count, replace=False), device)
+        with torch.autocast(device.type, torch.bfloat16):
+            loss, error = vae_loss(vae, perceptual, wanted)
+        vae.zero_grad(set_to_none=True)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        average.update_parameters(vae)
+        step, seen = step + 1, seen + count
+        marks.append((loss.item(), error.item()))
+        if step % 50 == 0:
+            mean_loss, mean_error = np.mean(marks, axis=0)
+            speed = seen / (time.monotonic() - begun)
+            print(f"step {step} loss {mean_loss:.4f} psnr {-10 * np.log10(mean_error / 4):.2f} dB {speed:.1f} pictures/s", flush=True)
+            marks = []
+        if step % 500 == 0:
+            save()
+            print(f"  kept-back psnr {psnr(average.module, kept_back, device):.2f} dB", flush=True)
+    save()
+
+    final = average.module.eval()
+    set_latent_statistics(final, np.asarray(small[:1024]), device)
+    final.save_pretrained(arguments.build / "vae")
+    print(f"done: step {step}, kept-back psnr {psnr(final, kept_back, device):.2f} dB, saved in {arguments.build / 'vae'}")
+
+
+if __name__ == "__main__":
+    main()
