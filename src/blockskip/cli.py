@@ -22,6 +22,9 @@ SHORT = {
     "--seed": "train.seed", "--device": "train.device",
 }  # fmt: skip
 
+OUT_OF_MEMORY = """blockskip: out of memory; the last checkpoint is whole. Try in this order: train.gradient_checkpointing,
+a smaller data.resolution, a larger skip.ratio, a smaller features.window."""
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
@@ -46,8 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "out of memory" not in str(error).lower():
             raise
-        print("blockskip: out of memory. Try in this order: train.gradient_checkpointing, a smaller data.resolution, "
-              "a larger skip.ratio, a smaller features.window. The last checkpoint is whole.", file=sys.stderr)  # fmt: skip
+        print(OUT_OF_MEMORY, file=sys.stderr)
         return OutOfMemory.exit_code
 
 

@@ -20,7 +20,7 @@ class UserError(Exception):
 
 
 class RunError(Exception):
-    """A run that started well cannot go on (disk full, numbers no longer finite). Exits with 1; checkpoints are whole."""
+    """A run that started well cannot go on (disk full, numbers not finite). Exits with 1; checkpoints are whole."""
 
     exit_code = 1
 

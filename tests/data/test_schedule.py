@@ -1,10 +1,8 @@
-"""The schedule: what it depends on, that every picture has its turn, where the patches lie, what their pixels are."""
+"""The schedule: what it depends on, that every picture has its turn, where patches lie."""
 
 import dataclasses
-import itertools
 import warnings
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,61 +11,25 @@ import torch
 from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
-from PIL import Image
 
-from blockskip.config import Config, from_flat
-from blockskip.data.pictures import Picture, read_pictures
-from blockskip.data.pixels import PictureCache, load_pixels
-from blockskip.data.schedule import Sample, Schedule, make_schedule, sample_pixels
-from blockskip.data.sizes import scaled_size
+from blockskip.data.schedule import Sample, make_schedule
 from blockskip.errors import UserError
 from blockskip.method.patches import patch_side
+from tests.data.gallery import (
+    FULL,
+    LANDSCAPE,
+    PORTRAIT,
+    RESOLUTION,
+    SQUARE,
+    STRIDE,
+    config,
+    gallery,
+    inside,
+    samples,
+    schedule_of,
+)
 
-RESOLUTION, FULL, STRIDE = 64, 128, 8
-LANDSCAPE, PORTRAIT, SQUARE = (300, 200), (200, 300), (150, 150)
 DIRECTIONS = ["low-to-high", "high-to-low", "random", "fixed"]
-
-
-def config(**keys: Any) -> Config:
-    flat = {"train.steps": 20, "train.gradient_accumulation_steps": 1}
-    return from_flat(flat | {name.replace("__", "."): value for name, value in keys.items()})
-
-
-def gallery(*sizes: tuple[int, int], is_class: bool = False) -> list[Picture]:
-    kind = "class" if is_class else "subject"
-    return [
-        Picture(Path(f"{kind}{i}"), str(i), size, scaled_size(size, RESOLUTION, FULL), f"{kind} {i}", is_class)
-        for i, size in enumerate(sizes)
-    ]
-
-
-def schedule_of(config: Config, pictures: list[Picture], **options: Any) -> Schedule:
-    given: dict[str, Any] = {
-        "resolution": RESOLUTION,
-        "full_resolution": FULL,
-        "stride": STRIDE,
-        "distribution": "uniform",
-        "shift": 1.0,
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return make_schedule(config, pictures, **given | options)
-
-
-def samples(schedule: Schedule) -> list[Sample]:
-    return [sample for group in schedule.groups for sample in group.samples]
-
-
-def inside(schedule: Schedule) -> bool:
-    return all(
-        sample.box[0] >= 0
-        and sample.box[1] >= 0
-        and min(sample.box[2:]) >= 1
-        and sample.box[0] + sample.box[2] <= schedule.pictures[sample.picture].scaled[0]
-        and sample.box[1] + sample.box[3] <= schedule.pictures[sample.picture].scaled[1]
-        for sample in samples(schedule)
-    )
-
 
 sizes = st.tuples(st.integers(1, 700), st.integers(1, 700))
 configs = st.fixed_dictionaries(
@@ -288,26 +250,6 @@ def test_class_pictures_follow_with_their_weight_and_caption() -> None:
         assert max(turns.values()) - min(turns.values()) <= 1
 
 
-@pytest.mark.parametrize("shape", ["square", "picture"])
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_tiny_and_very_long_pictures_are_trained_too(tmp_path: Path, shape: str, direction: str) -> None:
-    for number, size in enumerate([(1, 1), (1, 5000), (5000, 1), (3, 2)]):
-        Image.new("RGB", size, "lime").save(tmp_path / f"{number}.png")
-    pictures = read_pictures(tmp_path, "a dog", resolution=RESOLUTION, full_resolution=FULL)
-    pictures += read_pictures(tmp_path, "a pet", resolution=RESOLUTION, full_resolution=FULL, is_class=True)
-    keys = {"patches__shape": shape, "patches__direction": direction, "train__steps": 8, "train__batch_size": 2}
-    schedule = schedule_of(config(**keys), pictures)
-    assert inside(schedule)
-    assert {sample.picture for sample in samples(schedule)} == set(range(8))
-    assert all(abs(group.size[0] * group.size[1] - 4096) < 0.15 * 4096 for group in schedule.groups)
-    if direction == "random":
-        cache = PictureCache()
-        for group in schedule.groups:
-            pixels = sample_pixels(schedule, group, cache)
-            assert pixels.shape == (4, 3, group.size[1], group.size[0])
-            assert [channel.unique().tolist() for channel in pixels.transpose(0, 1)] == [[-1], [1], [-1]]
-
-
 def test_pictures_that_were_scaled_too_small_do_not_stop_the_schedule() -> None:
     small = [
         dataclasses.replace(p, scaled=s)
@@ -331,57 +273,3 @@ def test_all_problems_of_sizes_come_at_once_and_name_their_key() -> None:
         schedule_of(config(), gallery(SQUARE), resolution=16, stride=32)
     with pytest.raises(UserError, match="larger than"):
         schedule_of(config(), gallery(SQUARE), resolution=136)
-
-
-class TestSamplePixels:
-    @pytest.fixture
-    def pictures(self, tmp_path: Path) -> list[Picture]:
-        """Gradients from left to right in a colour of their own, captioned with it; two are of the class."""
-        for kind, colours in {"subject": [(1, 0, 0), (0, 1, 0), (0, 0, 1)], "class": [(1, 1, 0), (0, 1, 1)]}.items():
-            (tmp_path / kind).mkdir()
-            for number, colour in enumerate(colours):
-                ramp = np.linspace(60, 250, 160)[None, :, None] * np.array(colour) * np.ones((140, 1, 1))
-                Image.fromarray(ramp.astype(np.uint8)).save(tmp_path / kind / f"{number}.png")
-                (tmp_path / kind / f"{number}.txt").write_text(str(colour))
-        options: dict[str, Any] = {"resolution": RESOLUTION, "full_resolution": FULL}
-        return read_pictures(tmp_path / "subject", None, **options) + read_pictures(
-            tmp_path / "class", None, is_class=True, **options
-        )
-
-    @pytest.mark.parametrize("shape", ["square", "picture"])
-    def test_pixels_caption_weight_and_flip_belong_together(self, pictures: list[Picture], shape: str) -> None:
-        keys = {"train__batch_size": 2, "data__flip": True, "data__class_weight": 0.5, "patches__shape": shape}
-        schedule = schedule_of(config(**keys, train__steps=10), pictures)
-        for group in schedule.groups:
-            pixels = sample_pixels(schedule, group)
-            assert pixels.shape == (4, 3, group.size[1], group.size[0])
-            assert pixels.dtype == torch.float32
-            assert pixels.abs().max() <= 1
-            for sample, patch in zip(group.samples, pixels, strict=True):
-                lit = tuple(int(bright) for bright in patch.mean((1, 2)) > -0.9)
-                assert str(lit) == sample.caption
-                assert sample.weight == (0.5 if sum(lit) == 2 else 1)
-                channel = patch[lit.index(1)]
-                assert (channel[:, 0].mean() > channel[:, -1].mean()) == sample.flip
-
-    def test_a_flipped_patch_is_the_mirror_of_the_same_patch(self, pictures: list[Picture]) -> None:
-        schedule = schedule_of(config(train__batch_size=3), pictures[:3])
-        group = schedule.groups[0]
-        flipped = dataclasses.replace(group, samples=tuple(dataclasses.replace(s, flip=True) for s in group.samples))
-        plain = sample_pixels(schedule, group)
-        assert torch.equal(sample_pixels(schedule, flipped), plain.flip(-1))
-        assert not torch.equal(plain.flip(-1), plain)
-
-    def test_a_cache_changes_nothing(self, pictures: list[Picture]) -> None:
-        schedule = schedule_of(config(train__batch_size=2, train__steps=5), pictures)
-        for cache, group in itertools.product([PictureCache(), PictureCache(limit=100_000)], schedule.groups):
-            assert torch.equal(sample_pixels(schedule, group, cache), sample_pixels(schedule, group))
-
-    def test_a_patch_of_the_training_size_is_the_picture_itself(self, pictures: list[Picture]) -> None:
-        schedule = schedule_of(config(patches__direction="high-to-low", train__steps=200), pictures)
-        group = next(g for g in schedule.groups if g.samples[0].box[2:] == g.size)
-        sample = group.samples[0]
-        left, top, width, height = sample.box
-        picture = pictures[sample.picture]
-        whole = load_pixels(picture.path, picture.scaled)
-        assert torch.equal(sample_pixels(schedule, group)[0], whole[:, top : top + height, left : left + width])

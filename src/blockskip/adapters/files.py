@@ -1,4 +1,4 @@
-"""The adapter's file: ``pytorch_lora_weights.safetensors`` as diffusers reads it, with alpha and origin in its header."""
+"""The adapter's file: ``pytorch_lora_weights.safetensors`` as diffusers reads it, alpha and origin in its header."""
 
 from __future__ import annotations
 

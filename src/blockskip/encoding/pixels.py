@@ -64,7 +64,7 @@ def store_pixels(
     device: torch.device,
     store: GroupStore,
 ) -> list[str]:
-    """Encode the groups that the store lacks; returns each group's key. An entry is ``latents`` (B, C, h, w) float32."""
+    """Encode the groups that the store lacks; returns each group's key. Stored: ``latents`` (B, C, h, w) float32."""
     keys = pixel_keys(source, schedule, groups, dtype)
     missing = {name: group for name, group in zip(keys, groups, strict=True) if not store.has(name)}
     if not missing:

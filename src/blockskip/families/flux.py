@@ -69,12 +69,14 @@ class Flux(Family):
         """(mean + std * noise - shift) * scale."""
         posterior = vae.encode(pixels).latent_dist
         latents = posterior.mean + posterior.std * noise.to(posterior.mean.dtype)
-        return (latents - vae.config.shift_factor) * vae.config.scaling_factor
+        scaled: torch.Tensor = (latents - vae.config.shift_factor) * vae.config.scaling_factor
+        return scaled
 
     def decode(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:
         """The decoder after undoing scale and shift."""
         scaled = latents / vae.config.scaling_factor + vae.config.shift_factor
-        return vae.decode(scaled, return_dict=False)[0]
+        pixels: torch.Tensor = vae.decode(scaled, return_dict=False)[0]
+        return pixels
 
     def forward_inputs(
         self, config: Mapping[str, Any], latents: torch.Tensor, sigma: torch.Tensor, text: Text, guidance: float

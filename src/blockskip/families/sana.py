@@ -65,11 +65,13 @@ class Sana(Family):
 
     def encode_pixels(self, vae: Any, pixels: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """The deterministic latent, scaled."""
-        return vae.encode(pixels).latent * vae.config.scaling_factor
+        latents: torch.Tensor = vae.encode(pixels).latent * vae.config.scaling_factor
+        return latents
 
     def decode(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:
         """The decoder after undoing the scale."""
-        return vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
+        pixels: torch.Tensor = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
+        return pixels
 
     def forward_inputs(
         self, config: Mapping[str, Any], latents: torch.Tensor, sigma: torch.Tensor, text: Text, guidance: float

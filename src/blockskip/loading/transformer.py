@@ -30,7 +30,7 @@ class Adapters(Protocol):
 def _stubs_after_construction(
     cls: Any, layout: Any, skip: Sequence[int] | None, removed: dict[int, nn.Module]
 ) -> Iterator[None]:
-    """Let ``cls.from_config`` give a model with stubs, so that ``from_pretrained`` never materialises skipped blocks."""
+    """Let ``cls.from_config`` give a model with stubs, so that ``from_pretrained`` never fills skipped blocks."""
     original = cls.__dict__.get("from_config")
 
     def from_config(config: Any, **kwargs: Any) -> Any:

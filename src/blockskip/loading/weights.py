@@ -91,7 +91,6 @@ def file_identity(file: Path) -> str:
 
 
 def _memory_file() -> Path:
-    base = os.environ.get("BLOCKSKIP_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "blockskip"
-    )
-    return Path(base) / "weights.json"
+    if own := os.environ.get("BLOCKSKIP_CACHE"):
+        return Path(own) / "weights.json"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blockskip" / "weights.json"

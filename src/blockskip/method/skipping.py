@@ -192,9 +192,9 @@ def run_block(
         left.append(pack(returned, returns))
         raise _Stop
 
-    with _giving(model, layout, index, state):
-        with _hooks(block.register_forward_pre_hook(before, with_kwargs=True), block.register_forward_hook(after)):
-            model(**inputs)
+    hooks = block.register_forward_pre_hook(before, with_kwargs=True), block.register_forward_hook(after)
+    with _giving(model, layout, index, state), _hooks(*hooks):
+        model(**inputs)
     return left[0], entered[0]
 
 
@@ -211,9 +211,9 @@ def run_head(
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         caught.append(args[0] if args else kwargs[IMAGE])
 
-    with _giving(model, layout, layout.count(model), state):
-        with _hooks(layout.head_of(model).register_forward_pre_hook(before, with_kwargs=True)):
-            output = model(**inputs)
+    hook = layout.head_of(model).register_forward_pre_hook(before, with_kwargs=True)
+    with _giving(model, layout, layout.count(model), state), _hooks(hook):
+        output = model(**inputs)
     return output, caught[0]
 
 
