@@ -26,7 +26,8 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "run",
         "planner report",
         "encoding features training preview",
-        "families loading adapters data store evaluation",
+        "loading adapters data store evaluation",
+        "families",
         "config presets errors keys seeds precision measure progress",
         "method builtin",
     )

@@ -22,8 +22,8 @@ SHORT = {
     "--seed": "train.seed", "--device": "train.device",
 }  # fmt: skip
 
-OUT_OF_MEMORY = """blockskip: out of memory; the last checkpoint is whole. Try in this order: train.gradient_checkpointing,
-a smaller data.resolution, a larger skip.ratio, a smaller features.window."""
+OUT_OF_MEMORY = """blockskip: out of memory; the last checkpoint is whole. Try in this order:
+  --train.gradient-checkpointing, a smaller --resolution, a larger --skip, a smaller --features.window"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -141,12 +141,10 @@ def _train(given: argparse.Namespace) -> int:
         if name in hints and name not in ("call", "verb"):
             values[name] = _typed(name, value, hints[name][0])
     config = from_flat(values)
-    from blockskip.report.run_report import write_run_report
-    from blockskip.run import prepare, run
+    from blockskip.run import train
 
-    result = run(prepare(config))
-    report = write_run_report(result)
-    print(f"LoRA: {result.adapter}\nReport: {report}")
+    result = train(config)
+    print(f"LoRA: {result.adapter}\nReport: {result.output / 'report.html'}")
     return 0
 
 

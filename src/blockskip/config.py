@@ -143,6 +143,7 @@ class PreviewConfig:
     guidance_scale: float | None = option(None, "default: the model's")
     height: int | None = option(None, "pixels; default: the model's", low=8)
     width: int | None = option(None, "pixels; default: the model's", low=8)
+    batch_size: int = option(1, "pictures that go through the transformer together", low=1)
     stream: bool = option(False, "load one block at a time instead of the whole transformer")
 
 

@@ -114,7 +114,7 @@ def test_every_mode_becomes_rgb_on_white(tmp_path: Path, name: str) -> None:
     image.save(tmp_path / f"a.{kind}", **options)
     opened = open_picture(tmp_path / f"a.{kind}")
     assert opened.mode == "RGB"
-    assert {tuple(value) for value in np.asarray(opened).reshape(-1, 3).tolist()} == {colour}
+    assert np.abs(np.asarray(opened, int) - colour).max() <= 1  # what JPEG and colour spaces round
 
 
 def test_all_levels_of_16_bits_keep_their_place(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ configs = st.fixed_dictionaries(
 )
 
 
-@limits(max_examples=40)
+@limits(max_examples=25)
 @given(keys=configs, pictures=st.lists(sizes, min_size=1, max_size=6), classes=st.lists(sizes, max_size=3))
 def test_a_longer_run_or_another_pool_changes_no_earlier_group(
     keys: dict[str, Any], pictures: list[tuple[int, int]], classes: list[tuple[int, int]]
@@ -118,7 +118,7 @@ def test_one_picture_fills_a_batch_of_four() -> None:
     assert all(len({sample.sigma for sample in group.samples}) == 4 for group in schedule.groups)
 
 
-@limits(max_examples=30)
+@limits(max_examples=25)
 @given(pictures=st.lists(sizes, min_size=1, max_size=8), batch_size=st.integers(1, 3))
 def test_buckets_get_their_share_and_a_group_has_one_size(pictures: list[tuple[int, int]], batch_size: int) -> None:
     keys = {"patches__shape": "picture", "train__batch_size": batch_size, "train__steps": 40}

@@ -92,10 +92,21 @@ def rename(name: str) -> str:
     >>> rename("_blocks.3._bn0.weight")
     'blocks.3.expand.norm.weight'
     """
-    inside = {"_expand_conv": "expand.conv", "_bn0": "expand.norm", "_depthwise_conv": "depthwise.conv",
-              "_bn1": "depthwise.norm", "_project_conv": "project.conv", "_bn2": "project.norm"}
-    outside = {"_conv_stem": "stem.conv", "_bn0": "stem.norm", "_conv_head": "head.conv", "_bn1": "head.norm",
-               "_fc": "classifier"}
+    inside = {
+        "_expand_conv": "expand.conv",
+        "_bn0": "expand.norm",
+        "_depthwise_conv": "depthwise.conv",
+        "_bn1": "depthwise.norm",
+        "_project_conv": "project.conv",
+        "_bn2": "project.norm",
+    }
+    outside = {
+        "_conv_stem": "stem.conv",
+        "_bn0": "stem.norm",
+        "_conv_head": "head.conv",
+        "_bn1": "head.norm",
+        "_fc": "classifier",
+    }
     if match := re.fullmatch(r"_blocks\.(\d+)\.(\w+)\.(\w+)", name):
         index, module, tensor = match.groups()
         return f"blocks.{index}.{inside.get(module, module)}.{tensor}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -16,6 +17,8 @@ from transformers.utils import logging as transformers_logging
 from blockskip.errors import UserError
 from blockskip.families import Family, family_of
 
+#: Second copies of weights in 16 bits, which are not read.
+VARIANTS = ["*.fp16.*", "*.bf16.*"]
 SETTINGS = ("*.json", "*.txt", "*.model", "*.jinja")
 
 
@@ -53,7 +56,7 @@ class ModelSource:
     def part_folder(self, part: str) -> Path:
         """The folder of a part with its weights, fetched from the hub when they are not there yet."""
         if self.hub is not None:
-            _fetch(*self.hub, [f"{part}/*.json", f"{part}/*.safetensors", f"{part}/*.txt", f"{part}/*.model"])
+            _fetch(*self.hub, tuple(f"{part}/{pattern}" for pattern in (*SETTINGS, "*.safetensors")))
         return self.folder / part
 
     def load(self, part: str, dtype: torch.dtype | None = None) -> Any:
@@ -103,7 +106,7 @@ def open_model(path: str, revision: str | None = None) -> ModelSource:
         raise UserError(f'model.path = "{path}" is a single file; give a diffusers folder or a hub id instead.')
     elif path.count("/") == 1 and not path.startswith((".", "~", "/")):
         hub = (path, revision)
-        patterns = ["model_index.json", *(f"*/{pattern}" for pattern in SETTINGS)]
+        patterns = ("model_index.json", *(f"*/{pattern}" for pattern in SETTINGS))
         folder = _fetch(path, revision, patterns)
     else:
         raise UserError(f'model.path = "{path}" is neither "builtin", a folder, nor a hub id like "owner/name".')
@@ -126,7 +129,9 @@ def open_model(path: str, revision: str | None = None) -> ModelSource:
     return source
 
 
-def _fetch(repository: str, revision: str | None, patterns: list[str]) -> Path:
+@functools.cache
+def _fetch(repository: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
+    """The snapshot's folder once the files that match are in it; asked of the hub once a process."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -139,7 +144,9 @@ def _fetch(repository: str, revision: str | None, patterns: list[str]) -> Path:
 
     start = f'model.path = "{repository}"'
     try:
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
+        return Path(
+            snapshot_download(repository, revision=revision, allow_patterns=list(patterns), ignore_patterns=VARIANTS)
+        )
     except GatedRepoError:
         raise UserError(
             f"{start} asks for a licence: accept it on the model's page of the hub, then log in with `hf auth login`."

@@ -14,6 +14,9 @@ from safetensors import SafetensorError, safe_open
 from blockskip.errors import UserError
 from blockskip.keys import file_sha256
 
+#: What diffusers and transformers call a part's weights; variants (``.fp16.``) are left aside, as they do.
+NAMES = ("diffusion_pytorch_model.safetensors", "model.safetensors")
+
 
 class Weights:
     """The tensors in a folder's safetensors files, one file or shards with an index.
@@ -24,13 +27,14 @@ class Weights:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        indexed = sorted(folder.glob("*.safetensors.index.json"))
+        indexed = [folder / f"{name}.index.json" for name in NAMES if (folder / f"{name}.index.json").is_file()]
         if indexed:
             names = json.loads(indexed[0].read_text(encoding="utf-8"))["weight_map"]
             self.files = {name: folder / file for name, file in names.items()}
         else:
             self.files = {}
-            for file in sorted(folder.glob("*.safetensors"))[:1]:
+            plain = [folder / name for name in NAMES if (folder / name).is_file()]
+            for file in plain[:1]:
                 with _open(file) as tensors:
                     self.files = dict.fromkeys(tensors.keys(), file)
         if not self.files:

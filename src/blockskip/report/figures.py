@@ -20,12 +20,26 @@ from blockskip.report.units import duration, size
 #: Colours that stand for the page's own: each is replaced by ``var(--name)``.
 COLOURS = {"ink": "#0a0b01", "muted": "#0a0b02", "line": "#0a0b03"}
 COLOURS |= {f"series-{number}": f"#0a0c0{number}" for number in range(SERIES)}
-WIDTH = 6.0  # inches; 432 units of the drawing
-STYLE = {"svg.fonttype": "none", "text.parse_math": False, "font.size": 11, "text.color": COLOURS["ink"],
-         "axes.labelcolor": COLOURS["muted"], "axes.edgecolor": COLOURS["line"], "xtick.color": COLOURS["line"],
-         "ytick.color": COLOURS["line"], "xtick.labelcolor": COLOURS["muted"], "ytick.labelcolor": COLOURS["muted"],
-         "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 1, "grid.color": COLOURS["line"],
-         "path.simplify": False, "figure.facecolor": "none", "axes.facecolor": "none"}
+WIDTH = 5.0  # inches; 360 units of the drawing
+STYLE = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.size": 10,
+    "text.color": COLOURS["ink"],
+    "axes.labelcolor": COLOURS["muted"],
+    "axes.edgecolor": COLOURS["line"],
+    "xtick.color": COLOURS["line"],
+    "ytick.color": COLOURS["line"],
+    "xtick.labelcolor": COLOURS["muted"],
+    "ytick.labelcolor": COLOURS["muted"],
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 1,
+    "grid.color": COLOURS["line"],
+    "path.simplify": False,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+}
 
 
 def losses(report: Report) -> str | None:
@@ -54,24 +68,29 @@ def losses(report: Report) -> str | None:
         axes.set(xlabel="optimiser step", ylabel="loss (mean squared error)")
         axes.grid(axis="y", linewidth=0.7, alpha=0.7)
         axes.locator_params(nbins=6)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.tick_params(length=0)
 
-    return _svg("losses", "Loss by optimiser step of each run", 3.3, draw)
+    return _svg("losses", "Loss by optimiser step of each run", 2.8, draw)
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """The mean of a window of about a twelfth of the values around each one, narrower at both ends; same shape."""
+    """The mean of the values around each one, about a twelfth of all, fewer at both ends; same shape."""
     half = len(values) // 24
     sums = np.concatenate([[0.0], np.cumsum(values)])
     places = np.arange(len(values))
-    reach = np.minimum(half, np.minimum(places, len(values) - 1 - places))
-    return np.asarray((sums[places + reach + 1] - sums[places - reach]) / (2 * reach + 1))
+    first, behind = np.maximum(places - half, 0), np.minimum(places + half + 1, len(values))
+    return np.asarray((sums[behind] - sums[first]) / (behind - first))
 
 
 def memory(report: Report) -> str | None:
     """Peak host memory by phase and run; the strong part of a bar is private, the whole is private and mapped."""
-    values = _by_phase(report, lambda facts, name: next(
-        ((record.host_peak, record.host_private_peak) for record in facts.phases if record.name == name), None))
+    values = _by_phase(
+        report,
+        lambda facts, name: next(
+            ((record.host_peak, record.host_private_peak) for record in facts.phases if record.name == name), None
+        ),
+    )
     return _bars("memory", "Peak memory by phase of each run", report, values, lambda value: size(round(value)))
 
 
@@ -79,44 +98,58 @@ def device_memory(report: Report) -> str | None:
     """Peak device memory by phase and run; the strong part of a bar are tensors, the whole is reserved."""
     if not any(facts.on_device for _, facts in report.runs):
         return None
-    values = _by_phase(report, lambda facts, name: next(
-        ((record.device_reserved_peak, record.device_allocated_peak) for record in facts.phases
-         if record.name == name), None))
+    values = _by_phase(
+        report,
+        lambda facts, name: next(
+            (
+                (record.device_reserved_peak, record.device_allocated_peak)
+                for record in facts.phases
+                if record.name == name
+            ),
+            None,
+        ),
+    )
     return _bars("device", "Peak device memory by phase of each run", report, values, lambda value: size(round(value)))
 
 
 def seconds(report: Report) -> str | None:
     """Time by phase and run."""
-    values = _by_phase(report, lambda facts, name: next(
-        ((record.seconds, record.seconds) for record in facts.phases if record.name == name), None))
+    values = _by_phase(
+        report,
+        lambda facts, name: next(
+            ((record.seconds, record.seconds) for record in facts.phases if record.name == name), None
+        ),
+    )
     return _bars("seconds", "Time by phase of each run", report, values, duration)
 
 
 def fidelity(report: Report) -> str | None:
-    """Bars from the floor to each column's subject fidelity, with floor and ceiling as lines; None without a scale."""
-    shown = [(column.fidelity, series) for column, series in zip(report.columns, report.series, strict=True)
-             if column.fidelity is not None and column.fidelity.share is not None]
+    """Lines from the floor to each column's subject fidelity, between floor and ceiling; None without a scale."""
+    shown = [
+        (column.fidelity, series)
+        for column, series in zip(report.columns, report.series, strict=True)
+        if column.fidelity is not None and column.fidelity.share is not None
+    ]
     if not shown:
         return None
     floors, ceilings = ({getattr(item, end) for item, _ in shown} for end in ("floor", "ceiling"))
     floor, ceiling = min(floors), max(ceilings)
 
     def draw(axes: Axes) -> None:
-        span = max([ceiling - floor, *(item.value - floor for item, _ in shown)])
+        highest = max([ceiling, *(item.value for item, _ in shown)])
+        lowest = min([floor, *(item.value for item, _ in shown)])
+        span = highest - lowest
         for row, (item, series) in enumerate(shown):
             colour = COLOURS[f"series-{series}"]
-            axes.barh(-row, item.value - floor, left=floor, height=0.6, color=colour)
-            axes.plot([item.value], [-row], "o", color=colour, markersize=7)
-            axes.text(max(item.value, floor) + 0.03 * span, -row, f"{item.value:.3f}  ({100 * (item.share or 0):.0f}%)",
-                      va="center")
+            axes.plot([floor, item.value], [-row, -row], color=colour, linewidth=7, solid_capstyle="round")
+            axes.text(highest + 0.04 * span, -row, f"{item.value:.3f}  ({100 * (item.share or 0):.0f}%)", va="center")
         for place, text, side in ((floor, f"base {floor:.3f}", "left"), (ceiling, f"real {ceiling:.3f}", "right")):
             axes.axvline(place, color=COLOURS["muted"], linewidth=1.2, linestyle=(0, (3, 2)))
             axes.text(place, 0.62, text, ha=side, va="bottom", color=COLOURS["muted"])
-        lowest = min([floor, *(item.value for item, _ in shown)])
-        axes.set(xlim=(lowest - 0.04 * span, floor + 1.32 * span), ylim=(0.5 - len(shown), 0.6))
+        axes.set(xlim=(lowest - 0.04 * span, highest + 0.45 * span), ylim=(0.5 - len(shown), 0.6))
         axes.set_axis_off()
 
-    return _svg("fidelity", "Subject fidelity of each column between floor and ceiling", 0.6 + 0.36 * len(shown), draw)
+    return _svg("fidelity", "Subject fidelity of each column between floor and ceiling", 0.45 + 0.3 * len(shown), draw)
 
 
 def blocks(facts: RunFacts, series: int) -> str:
@@ -130,8 +163,10 @@ def blocks(facts: RunFacts, series: int) -> str:
         skipped = index < front or index >= facts.num_blocks - tail
         fill = 'fill="none" stroke-dasharray="3 2"' if skipped else f'fill="var(--series-{series})"'
         stroke = "muted" if skipped else f"series-{series}"
-        rects.append(f'<rect x="{index * step + gap / 2 + 0.5:.2f}" y="1" width="{max(1.0, step - gap - 1):.2f}" '
-                     f'height="24" rx="{min(4.0, step / 4):.1f}" {fill} stroke="var(--{stroke})"/>')
+        rects.append(
+            f'<rect x="{index * step + gap / 2 + 0.5:.2f}" y="1" width="{max(1.0, step - gap - 1):.2f}" '
+            f'height="24" rx="{min(4.0, step / 4):.1f}" {fill} stroke="var(--{stroke})"/>'
+        )
     label = f"{facts.num_blocks} blocks: {front} front, {facts.num_blocks - front - tail} trained, {tail} tail"
     return f'<svg viewBox="0 0 600 26" role="img" aria-label="{label}">{"".join(rects)}</svg>'
 
@@ -168,7 +203,7 @@ def _bars(name: str, label: str, report: Report, values: Bars, text: Callable[[f
         axes.xaxis.set_visible(False)
         axes.spines["bottom"].set_visible(False)
 
-    return _svg(name, label, 0.2 + 0.24 * len(values) * (len(runs) + 0.7), draw)
+    return _svg(name, label, 0.2 + 0.21 * len(values) * (len(runs) + 0.7), draw)
 
 
 def _svg(name: str, label: str, height: float, draw: Callable[[Axes], None]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from blockskip.measure import PhaseRecord
 from blockskip.report.content import Column, Report, RunFacts
 from blockskip.report.units import change, count, duration, size
+from blockskip.report.wording import shorten
 
 NONE = "-"
 #: What the figures of memory mean; shown below either table.
@@ -50,9 +51,13 @@ class Headline:
 
 def table(report: Report) -> list[Group]:
     """All groups that hold any figure; none for a report of pictures only."""
-    groups = [Group("Model", _model(report)), *_memory(report), Group("Time", _time(report)),
-              Group("Disk", _of_runs(report, "Features, text and latents", lambda facts: size(facts.disk_bytes))),
-              Group("Subject fidelity", _fidelity(report))]
+    groups = [
+        Group("Model", _model(report)),
+        *_memory(report),
+        Group("Time", _time(report)),
+        Group("Disk", _of_runs(report, "Features, text and latents", lambda facts: size(facts.disk_bytes))),
+        Group("Subject fidelity", _fidelity(report)),
+    ]
     return [group for group in groups if group.rows]
 
 
@@ -81,7 +86,7 @@ def headlines(report: Report) -> list[Headline]:
     def beside(figure: Callable[[RunFacts], float], text: Callable[[float], str], alone: str) -> str:
         if other is None:
             return alone
-        return f"{other[0].name}: {text(figure(other[1]))} ({change(figure(facts), figure(other[1]))})"
+        return f"{shorten(other[0].name, 30)}: {text(figure(other[1]))}, here {change(figure(facts), figure(other[1]))}"
 
     def peak(run: RunFacts) -> int:
         return run.device_peak if facts.on_device else run.host_peak
@@ -90,11 +95,25 @@ def headlines(report: Report) -> list[Headline]:
     found = []
     if facts.phases:
         label = "peak device memory" if facts.on_device else "peak memory"
-        found.append(Headline(size(peak(facts)), label, beside(peak, lambda value: size(int(value)), "in any phase")))
-    found.append(Headline(f"{share:.0f}%", "of the weights skipped",
-                          f"{facts.skipped_blocks} of {facts.num_blocks} blocks not in memory"))
-    found.append(Headline(duration(facts.seconds_total), "for the whole run",
-                          beside(lambda run: run.seconds_total, duration, f"{facts.steps} steps")))
+        highest = max(
+            facts.phases, key=lambda phase: phase.device_reserved_peak if facts.on_device else phase.host_peak
+        )
+        note = beside(peak, lambda value: size(int(value)), "the highest of all phases")
+        found.append(Headline(size(peak(facts)), f"{label}, in {highest.name}", note))
+    found.append(
+        Headline(
+            f"{share:.0f}%",
+            "of the weights skipped",
+            f"{facts.skipped_blocks} of {facts.num_blocks} blocks not in memory",
+        )
+    )
+    found.append(
+        Headline(
+            duration(facts.seconds_total),
+            "for the whole run",
+            beside(lambda run: run.seconds_total, duration, f"{facts.steps} steps"),
+        )
+    )
     if column.fidelity is not None:
         found.append(_fidelity_headline(column, other))
     return found
@@ -105,11 +124,11 @@ def _fidelity_headline(column: Column, other: tuple[Column, RunFacts] | None) ->
     assert fidelity is not None
     theirs = other[0].fidelity if other else None
     if fidelity.share is None:
-        note = f"{other[0].name}: {theirs.value:.3f}" if other and theirs else "1 is the same picture"
+        note = f"{shorten(other[0].name, 30)}: {theirs.value:.3f}" if other and theirs else "1 is the same picture"
         return Headline(f"{fidelity.value:.3f}", "subject fidelity", note)
     note = "0% is the base model, 100% a real picture"
     if other and theirs and theirs.share is not None:
-        note = f"{other[0].name}: {100 * theirs.share:.0f}%; 100% is a real picture"
+        note = f"{shorten(other[0].name, 30)}: {100 * theirs.share:.0f}%; 100% is a real picture"
     return Headline(f"{100 * fidelity.share:.0f}%", "subject fidelity", note)
 
 
@@ -139,7 +158,7 @@ def _model(report: Report) -> list[Row]:
         *_of_runs(report, "Parameters skipped", lambda facts: count(facts.skipped_parameters)),
         *_of_runs(report, "Parameters kept", lambda facts: count(facts.kept_parameters)),
         *_of_runs(report, "Parameters trained", lambda facts: count(facts.trained_parameters)),
-        *_of_runs(report, "Trained at, of full", lambda facts: f"{facts.resolution} of {facts.full_resolution} px"),
+        *_of_runs(report, "Resolution (full)", lambda facts: f"{facts.resolution} ({facts.full_resolution}) px"),
         *_of_runs(report, "Optimiser steps", lambda facts: str(facts.steps)),
     ]
 
@@ -155,17 +174,24 @@ def _memory(report: Report) -> list[Group]:
         return size(record.device_allocated_peak, record.device_reserved_peak) if record.device_reserved_peak else NONE
 
     highest = _of_runs(report, "Highest", lambda facts: size(facts.host_peak) if facts.phases else NONE, total=True)
-    groups = [Group("Peak memory (private + mapped)",
-                    [row for name in report.phases for row in _of_phase(report, name, host)] + highest)]
+    groups = [
+        Group(
+            "Peak memory (private + mapped)",
+            [row for name in report.phases for row in _of_phase(report, name, host)] + highest,
+        )
+    ]
     if any(facts.on_device for _, facts in report.runs):
-        groups.append(Group("Peak device memory (reserved)",
-                            [row for name in report.phases for row in _of_phase(report, name, device)]))
+        groups.append(
+            Group(
+                "Peak device memory (reserved)",
+                [row for name in report.phases for row in _of_phase(report, name, device)],
+            )
+        )
     return groups
 
 
 def _time(report: Report) -> list[Row]:
-    rows = [row for name in report.phases
-            for row in _of_phase(report, name, lambda record: duration(record.seconds))]
+    rows = [row for name in report.phases for row in _of_phase(report, name, lambda record: duration(record.seconds))]
     return rows + _of_runs(report, "Whole run", lambda facts: duration(facts.seconds_total), total=True)
 
 

@@ -7,17 +7,16 @@ import math
 _SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
-def _digits(value: float) -> str:
-    """Three significant digits, no exponent: 0.31, 1.84, 41.2, 412, 1024."""
-    if abs(value) < 1:
-        return f"{value:.2f}"
-    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+def _decimals(value: float) -> int:
+    """Decimals that leave three significant digits: 0.31, 1.84, 41.2, 412, 1024."""
+    return 2 if value < 1 else max(0, 2 - math.floor(math.log10(value)))
 
 
 def size(*amounts: int) -> str:
     """``412 MiB``; of several amounts ``412 (380 + 95) MiB``: the first, and in brackets its parts in its unit."""
     scale, unit = next(((scale, unit) for scale, unit in _SIZES if amounts[0] >= 0.9995 * scale), (1, "B"))
-    numbers = [_digits(amount / scale) if scale > 1 else str(amount) for amount in amounts]
+    decimals = _decimals(amounts[0] / scale) if scale > 1 else 0
+    numbers = [f"{amount / scale:.{decimals}f}" for amount in amounts]
     parts = f" ({' + '.join(numbers[1:])})" if len(numbers) > 1 else ""
     return f"{numbers[0]}{parts} {unit}"
 
@@ -39,11 +38,11 @@ def count(number: int) -> str:
     """``812``, ``9.31 k``, ``18.2 M``, ``11.9 B``."""
     for scale, unit in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
         if number >= 0.9995 * scale:
-            return f"{_digits(number / scale)} {unit}"
+            return f"{number / scale:.{_decimals(number / scale)}f} {unit}"
     return str(number)
 
 
 def change(value: float, reference: float) -> str:
     """How the value differs from the reference: ``-55%``, ``+12%``, ``same``."""
     percent = round(100 * (value / reference - 1)) if reference else 0
-    return f"{percent:+d}%".replace("-", "\N{MINUS SIGN}") if percent else "same"
+    return f"{percent:+d}%" if percent else "same"

@@ -18,6 +18,7 @@ from blockskip.precision import resolve_device, resolve_dtype
 from blockskip.preview.draw import Drawing, draw
 from blockskip.run.job import RunResult, run
 from blockskip.run.prepare import prepare
+from blockskip.run.summary import write_run_report
 
 #: Settings that have a name of their own in Python and on the command line.
 SHORT = {"model": "model.path", "images": "data.images", "prompt": "data.prompt", "output": "output"}
@@ -41,7 +42,9 @@ def train(config: Config | None = None, **settings: Any) -> RunResult:
         config = from_flat(
             {SHORT.get(name, name.replace("__", ".")): _plain(value) for name, value in settings.items()}
         )
-    return run(prepare(config))
+    result = run(prepare(config))
+    write_run_report(result)
+    return result
 
 
 def generate(
@@ -57,6 +60,7 @@ def generate(
     guidance_scale: float | None = None,
     lora_scale: float = 1.0,
     stream: bool = False,
+    batch_size: int = 1,
     device: str = "auto",
     dtype: str = "auto",
 ) -> list[Image.Image]:
@@ -68,6 +72,7 @@ def generate(
         model: default: the base that the run in ``lora`` was trained on, else ``builtin``.
         images: pictures of each prompt, with seeds ``seed``, ``seed + 1``, ...
         stream: load one block at a time.
+        batch_size: pictures that go through the transformer together.
 
     Raises:
         UserError: the model or the LoRA cannot be used.

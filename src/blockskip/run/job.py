@@ -14,12 +14,11 @@ from PIL import Image
 
 from blockskip import __version__
 from blockskip.adapters.files import DIFFUSERS_KEY, FILE_NAME, lora_header, save_lora
-from blockskip.adapters.frozen import FrozenAdapters
 from blockskip.adapters.lora import adapter_state, add_lora
 from blockskip.config import to_toml
 from blockskip.data.noise import noise, sigmas, weights
 from blockskip.encoding.pixels import store_pixels
-from blockskip.encoding.text import encode_prompts, store_prompts
+from blockskip.encoding.text import store_prompts
 from blockskip.errors import RunError, UserError
 from blockskip.families import Text, stack_text
 from blockskip.features.precompute import FeaturesArgument, Input, features_key, precompute
@@ -27,9 +26,9 @@ from blockskip.loading.transformer import load_transformer
 from blockskip.loading.weights import Weights
 from blockskip.measure import Meter, PhaseRecord, from_json, to_json
 from blockskip.method.skipping import SkippedModel
-from blockskip.preview.draw import Drawing, draw
 from blockskip.progress import Progress, progress, say
 from blockskip.run.prepare import Prepared
+from blockskip.run.previews import previews
 from blockskip.run.stretches import stretches
 from blockskip.seeds import derive_seed
 from blockskip.store.files import write_atomically
@@ -49,6 +48,7 @@ class RunResult:
         records: memory and seconds by phase.
         disk_bytes: the largest the cache has been.
         samples: previews by prompt and seed, drawn at the end.
+        baseline_bytes: of the process before the run; the records' host figures are above it.
     """
 
     prepared: Prepared
@@ -57,6 +57,7 @@ class RunResult:
     records: list[PhaseRecord]
     disk_bytes: int
     samples: list[list[Image.Image]] = field(default_factory=list)
+    baseline_bytes: int = 0
 
     @property
     def output(self) -> Path:
@@ -83,6 +84,8 @@ class _Job:
         self.meter = Meter(prepared.device)
         self.meter.baseline()
         self.disk_bytes = 0
+        self.base = Weights(self.source.part_folder("transformer")).identity()
+        self.fingerprint = prepared.fingerprint() | {"base model": self.base}
 
     def run(self) -> RunResult:
         checkpoint = self._open_output()
@@ -98,7 +101,15 @@ class _Job:
         samples = self._preview(steps)
         self._record()
         losses = [entry["loss"] for entry in read_metrics(self.output / "metrics.jsonl") if entry["loss"] is not None]
-        return RunResult(self.prepared, adapter, losses, self.meter.records(), self._largest_cache(), samples)
+        return RunResult(
+            self.prepared,
+            adapter,
+            losses,
+            self.meter.records(),
+            self._largest_cache(),
+            samples,
+            self.meter.baseline_bytes,
+        )
 
     # -- the output folder ------------------------------------------------------------------------------------------
 
@@ -106,7 +117,7 @@ class _Job:
         self.output.mkdir(parents=True, exist_ok=True)
         checkpoint = latest_checkpoint(self.output / "checkpoints")
         if checkpoint is not None:
-            now = self.prepared.fingerprint()
+            now = self.fingerprint
             changed = [name for name in now if now[name] != checkpoint.fingerprint.get(name)]
             if changed:
                 raise UserError(
@@ -172,7 +183,6 @@ class _Job:
 
     def _feature_keys(self) -> list[str]:
         prepared = self.prepared
-        transformer = Weights(self.source.part_folder("transformer")).identity()
         return [
             features_key(FeaturesArgument(
                 transformer, prepared.adapters.identity(), prepared.split.front, prepared.split.tail,
@@ -234,7 +244,7 @@ class _Job:
             model.enable_gradient_checkpointing()  # type: ignore[operator]
         trainer = Trainer(
             stubbed, parameters, self.source.family, self.source.config("transformer"), self.config.train,
-            lora.dropout, prepared.guidance, prepared.dtype, prepared.device, self.output, prepared.fingerprint(),
+            lora.dropout, prepared.guidance, prepared.dtype, prepared.device, self.output, self.fingerprint,
         )  # fmt: skip
         if checkpoint is not None:
             trainer.restore(checkpoint)
@@ -289,35 +299,19 @@ class _Job:
             "ss_num_train_images": len(prepared.schedule.pictures), "blockskip.version": __version__,
             "blockskip.skipped": f"{prepared.split.front}+{prepared.split.tail} of {prepared.num_blocks}",
             "blockskip.rule": config.skip.rule.rpartition(":")[2],
-            "blockskip.base_sha256": Weights(self.source.part_folder("transformer")).identity(),
+            "blockskip.base_sha256": self.base,
         }  # fmt: skip
         return {name: str(value) for name, value in header.items()}
 
     def _preview(self, step: int, checkpoint: Checkpoint | None = None) -> list[list[Image.Image]]:
-        """Draw the previews of a step; a failure is told and does not end the run."""
-        preview = self.config.preview
-        if not preview.prompts:
+        """The previews of a step, drawn unless they lie there; a failure is told and does not end the run."""
+        if not self.config.preview.prompts:
             return []
-        folder = self.output / "samples"
-        names = [[folder / f"step-{step:06d}-{row:02d}-{column}.png" for column in range(preview.images)]
-                 for row in range(len(preview.prompts))]  # fmt: skip
         try:
-            with self.meter.phase("preview"):
-                path = self.output / "adapter" / FILE_NAME
-                if checkpoint is not None:
-                    path = save_lora(self.cache / "preview", checkpoint.adapter, self._header(), write_atomically)
-                adapters = FrozenAdapters([*self.config.model.base_adapters, str(path)])
-                drawing = Drawing(
-                    preview.prompts, tuple(preview.seed + index for index in range(preview.images)), preview.height,
-                    preview.width, preview.num_inference_steps, preview.guidance_scale, self.prepared.text_length,
-                    preview.stream,
-                )  # fmt: skip
-                images = draw(self.source, drawing, encode_prompts, self.prepared.dtype, self.prepared.device, adapters)
-            folder.mkdir(exist_ok=True)
-            for row, line in zip(names, images, strict=True):
-                for name, image in zip(row, line, strict=True):
-                    write_atomically(name, lambda temporary, image=image: image.save(temporary, format="PNG"))  # type: ignore[misc]
-            return images
+            lora = self.output / "adapter" / FILE_NAME
+            if checkpoint is not None:
+                lora = save_lora(self.cache / "preview", checkpoint.adapter, self._header(), write_atomically)
+            return previews(self.prepared, lora, step, self.meter)
         except (RunError, RuntimeError, OSError) as error:
             say(f"Warning: the preview at step {step} failed ({error}); training is not affected.")
             return []

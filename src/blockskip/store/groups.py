@@ -87,9 +87,9 @@ class GroupStore:
 
     def has(self, key: str) -> bool:
         """Whether a group is there, with the size that was written; its bytes are checked by ``read``."""
-        expected = self._bytes.get(key)
+        path, expected = self.path(key), self._bytes.get(key)
         try:
-            return expected is not None and self.path(key).stat().st_size == expected
+            return expected is not None and path.stat().st_size == expected
         except OSError:
             return False
 
