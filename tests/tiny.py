@@ -102,7 +102,7 @@ def make_flux(folder: Path, *, layers: int = 3, single_layers: int = 5, guidance
             eos_token_id=t5_tokenizer.eos_token_id,
         )
     )
-    _randomise(transformer, vae, clip, t5, seed=seed)
+    randomise(transformer, vae, clip, t5, seed=seed)
     with torch.no_grad():
         vae.encoder.conv_out.bias[vae.config.latent_channels :] -= 4.0  # a posterior as narrow as a trained one's
     scheduler = FlowMatchEulerDiscreteScheduler(
@@ -162,7 +162,7 @@ def make_sana(folder: Path, *, layers: int = 6, seed: int = 0) -> Path:
             eos_token_id=tokenizer.eos_token_id,
         )
     )
-    _randomise(transformer, vae, gemma, seed=seed)
+    randomise(transformer, vae, gemma, seed=seed)
     scheduler = DPMSolverMultistepScheduler(
         algorithm_type="dpmsolver++",
         beta_schedule="linear",
@@ -217,7 +217,7 @@ def _picture(random: np.random.Generator, subject: tuple[int, ...], width: int, 
     return picture
 
 
-def _randomise(*modules: nn.Module, seed: int) -> None:
+def randomise(*modules: nn.Module, seed: int) -> None:
     """Draw every parameter so that signals stay of order one and every block, gate and bias counts.
 
     All normal. Matrices and convolutions: variance 1 / inputs. Biases: deviation 0.1; those of modulation (gates,

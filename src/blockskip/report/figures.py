@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from blockskip.measure import PhaseRecord
 from blockskip.report.content import SERIES, Report, RunFacts
 from blockskip.report.units import duration, size
 
@@ -43,11 +44,11 @@ STYLE = {
 
 
 def losses(report: Report) -> str | None:
-    """Loss by optimiser step of every run: faint as it is, strong as a running mean. None without losses."""
+    """Loss by optimiser step of every run: faint as it is, strong as a running mean. None without a curve."""
     curves = []
     for column, series in zip(report.columns, report.series, strict=True):
         points = [(step, loss) for step, loss in column.losses or [] if np.isfinite(loss)]
-        if points:
+        if len(points) > 1:
             curves.append((np.asarray(points, dtype=float), COLOURS[f"series-{series}"]))
     if not curves:
         return None
@@ -59,8 +60,7 @@ def losses(report: Report) -> str | None:
             every = max(1, len(steps) // 1500)
             axes.plot(steps[::every], values[::every], color=colour, alpha=0.28, linewidth=0.8)
             means.append(smooth(values))
-            single = {"marker": "o"} if len(steps) == 1 else {}
-            axes.plot(steps[::every], means[-1][::every], color=colour, linewidth=2.2, **single)
+            axes.plot(steps[::every], means[-1][::every], color=colour, linewidth=2.2)
         together = np.concatenate([points[:, 1] for points, _ in curves])
         low, high = together.min(), max(np.percentile(together, 99), *(mean.max() for mean in means))
         pad = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
@@ -85,42 +85,22 @@ def smooth(values: np.ndarray) -> np.ndarray:
 
 def memory(report: Report) -> str | None:
     """Peak host memory by phase and run; the strong part of a bar is private, the whole is private and mapped."""
-    values = _by_phase(
-        report,
-        lambda facts, name: next(
-            ((record.host_peak, record.host_private_peak) for record in facts.phases if record.name == name), None
-        ),
-    )
-    return _bars("memory", "Peak memory by phase of each run", report, values, lambda value: size(round(value)))
+    bars = _by_phase(report, lambda record: (record.host_peak, record.host_private_peak))
+    return _bars("memory", "Peak memory by phase of each run", report, bars, lambda value: size(round(value)))
 
 
 def device_memory(report: Report) -> str | None:
     """Peak device memory by phase and run; the strong part of a bar are tensors, the whole is reserved."""
     if not any(facts.on_device for _, facts in report.runs):
         return None
-    values = _by_phase(
-        report,
-        lambda facts, name: next(
-            (
-                (record.device_reserved_peak, record.device_allocated_peak)
-                for record in facts.phases
-                if record.name == name
-            ),
-            None,
-        ),
-    )
-    return _bars("device", "Peak device memory by phase of each run", report, values, lambda value: size(round(value)))
+    bars = _by_phase(report, lambda record: (record.device_reserved_peak, record.device_allocated_peak))
+    return _bars("device", "Peak device memory by phase of each run", report, bars, lambda value: size(round(value)))
 
 
 def seconds(report: Report) -> str | None:
     """Time by phase and run."""
-    values = _by_phase(
-        report,
-        lambda facts, name: next(
-            ((record.seconds, record.seconds) for record in facts.phases if record.name == name), None
-        ),
-    )
-    return _bars("seconds", "Time by phase of each run", report, values, duration)
+    bars = _by_phase(report, lambda record: (record.seconds, record.seconds))
+    return _bars("seconds", "Time by phase of each run", report, bars, duration)
 
 
 def fidelity(report: Report) -> str | None:
@@ -174,12 +154,14 @@ def blocks(facts: RunFacts, series: int) -> str:
 Bars = list[tuple[str, list[tuple[float, float] | None]]]
 
 
-def _by_phase(report: Report, value: Callable[[RunFacts, str], tuple[float, float] | None]) -> Bars:
-    return [(name, [value(facts, name) for _, facts in report.runs]) for name in report.phases]
+def _by_phase(report: Report, pair: Callable[[PhaseRecord], tuple[float, float]]) -> Bars:
+    """For each phase the (whole, strong part) of each run; None where a run lacks the phase or it took nothing."""
+    runs = [{record.name: pair(record) for record in facts.phases} for _, facts in report.runs]
+    return [(name, [run[name] if name in run and run[name][0] else None for run in runs]) for name in report.phases]
 
 
 def _bars(name: str, label: str, report: Report, values: Bars, text: Callable[[float], str]) -> str | None:
-    """Groups of horizontal bars, one group a phase, one bar a run: (whole, strong part)."""
+    """Groups of horizontal bars, one group a phase, one bar a run."""
     if not values:
         return None
     runs = [series for column, series in zip(report.columns, report.series, strict=True) if column.facts is not None]

@@ -185,7 +185,7 @@ class _Job:
         prepared = self.prepared
         return [
             features_key(FeaturesArgument(
-                transformer, prepared.adapters.identity(), prepared.split.front, prepared.split.tail,
+                self.base, prepared.adapters.identity(), prepared.split.front, prepared.split.tail,
                 prepared.rule_identity, tuple(self.text_keys[sample.caption] for sample in group.samples), pixels,
                 tuple(sample.sigma for sample in group.samples), tuple(sample.noise_seed for sample in group.samples),
                 prepared.guidance, str(prepared.dtype),
