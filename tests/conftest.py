@@ -16,6 +16,7 @@ import torch
 import transformers
 from hypothesis import settings
 
+from blockskip.loading.source import ModelSource, open_model
 from tests.tiny import make_flux, make_photos, make_sana
 
 diffusers.utils.logging.disable_progress_bar()
@@ -88,3 +89,40 @@ def sana_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five pictures of one subject (sizes, kinds and the EXIF case: see `make_photos`); read it only."""
     return make_photos(tmp_path_factory.mktemp("pictures") / "photos")
+
+
+@pytest.fixture(scope="session")
+def guided_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny FluxPipeline like FLUX.1-dev: guidance embedding, sigmas shifted by token count; read it only."""
+    return make_flux(tmp_path_factory.mktemp("models") / "guided", layers=2, single_layers=2, guidance=True)
+
+
+@pytest.fixture(scope="session")
+def flux(flux_folder: Path) -> ModelSource:
+    """`flux_folder`, opened."""
+    return open_model(str(flux_folder))
+
+
+@pytest.fixture(scope="session")
+def sana(sana_folder: Path) -> ModelSource:
+    """`sana_folder`, opened."""
+    return open_model(str(sana_folder))
+
+
+@pytest.fixture(scope="session")
+def guided(guided_folder: Path) -> ModelSource:
+    """`guided_folder`, opened."""
+    return open_model(str(guided_folder))
+
+
+@pytest.fixture(params=["flux", "sana"])
+def source(request: pytest.FixtureRequest) -> ModelSource:
+    """Both families, one after the other."""
+    found: ModelSource = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def remembered_hashes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Hashes of the tests' weights are remembered in a folder of the tests, not in the user's own."""
+    os.environ["BLOCKSKIP_CACHE"] = str(tmp_path_factory.mktemp("cache"))

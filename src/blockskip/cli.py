@@ -63,12 +63,17 @@ def _run(arguments: list[str]) -> int:
     _add_demo(verbs)
     known, unknown = parser.parse_known_args(arguments)
     if unknown:
+        names = [text.partition("=")[0] for text in unknown if text.startswith("-")] or unknown[:1]
         options = [option for action in verbs.choices[known.verb]._actions for option in action.option_strings]
-        near = difflib.get_close_matches(unknown[0].replace("_", "-"), options, 1, 0.5)
-        hint = f'; did you mean "{near[0]}"' if near else f"; `blockskip {known.verb} --help` lists what can be given"
-        raise UserError(f'"{unknown[0]}" is not an option of `blockskip {known.verb}`{hint}.')
+        raise UserError(_unknown_option(name, known.verb, options) for name in names)
     code: int = known.call(known)
     return code
+
+
+def _unknown_option(name: str, verb: str, options: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name.replace("_", "-"), options, 1, 0.5)
+    hint = f'; did you mean "{near[0]}"' if near else f"; `blockskip {verb} --help` lists what can be given"
+    return f'"{name}" is not an option of `blockskip {verb}`{hint}.'
 
 
 def _add_train(verbs: Any) -> None:
@@ -180,10 +185,10 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     """A command-line text as the type of its key; what does not fit is left to the check of the config."""
     if not isinstance(value, str):
         return value
-    if isinstance(hint, types.UnionType):
-        if value.lower() in ("", "none"):
-            return None
-        hint = next(item for item in typing.get_args(hint) if item is not type(None))
+    needed = _without_none(hint)
+    if needed is not hint and (not value or (needed is not str and value.lower() == "none")):
+        return None
+    hint = needed
     if hint in (int, float):
         try:
             return hint(value)
@@ -192,9 +197,15 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     return value
 
 
+def _without_none(hint: Any) -> Any:
+    """``X`` of ``X | None``; any other type as it is."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return next(item for item in typing.get_args(hint) if item is not type(None))
+    return hint
+
+
 def _kind(hint: Any) -> str:
-    if isinstance(hint, types.UnionType):
-        hint = next(item for item in typing.get_args(hint) if item is not type(None))
+    hint = _without_none(hint)
     if typing.get_origin(hint) is typing.Literal:
         return "{" + ",".join(str(item) for item in typing.get_args(hint)) + "}"
     return {int: "N", float: "X", str: "TEXT"}.get(hint, "VALUE")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import tomllib
 import types
 import typing
@@ -310,11 +311,14 @@ def _check(name: str, value: Any, hint: Any, bounds: Any) -> Any:
         if not isinstance(value, str):
             raise ValueError(f"{name} must be a text, not {value!r}.")
         return value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or (hint is int and value != int(value)):
-        raise ValueError(f"{name} must be {'a whole number' if hint is int else 'a number'}, not {value!r}.")
-    number = hint(value)
-    if number != number or abs(number) == float("inf"):
+    kind = "a whole number" if hint is int else "a number"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{name} must be {kind}, not {value!r}.")
+    if not math.isfinite(value):
         raise ValueError(f"{name} must be a finite number, not {value!r}.")
+    number = hint(value)
+    if number != value:
+        raise ValueError(f"{name} must be {kind}, not {value!r}.")
     if "low" in bounds and number < bounds["low"]:
         raise ValueError(f"{name} = {value} is too small; it must be at least {bounds['low']}.")
     if "above" in bounds and number <= bounds["above"]:

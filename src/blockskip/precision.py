@@ -44,7 +44,7 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 def compute(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """The context around precompute, training, validation and previews.
 
-    float32 runs as it is, with TF32 off. A 16-bit base runs under autocast of that dtype, so that float32 adapters meet
+    float32 runs as it is. A 16-bit base runs under autocast of that dtype, so that float32 adapters meet
     16-bit activations without a cast of every layer input to float32.
     """
     if dtype == torch.float32:

@@ -61,7 +61,7 @@ def test_a_group_stays_as_it_is_until_the_next_is_asked_for(filled: GroupStore) 
 def test_it_reads_depth_groups_ahead_and_no_more(filled: GroupStore, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
     reading = GroupStore.read
-    monkeypatch.setattr(GroupStore, "read", lambda self, key, into: begun.append(key) or reading(key, into))
+    monkeypatch.setattr(GroupStore, "read", lambda self, key, into: begun.append(key) or reading(self, key, into))
     groups = filled.read_ahead(KEYS, depth=2)
     assert begun == []
     for taken in range(1, 5):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from blockskip.data.noise import posterior_noise
+from blockskip.data.pixels import PictureCache
 from blockskip.data.schedule import Group, Schedule, sample_pixels
 from blockskip.keys import key
 from blockskip.loading.source import ModelSource
@@ -72,9 +73,10 @@ def store_pixels(
     family, config = source.family, source.config("vae")
     factor, channels = family.vae_factor(config), family.latent_channels(config)
     vae = source.load("vae", dtype).to(device)
+    load = PictureCache()
     with progress(len(missing), "encode pictures") as bar:
         for name, group in missing.items():
-            pixels = sample_pixels(schedule, group).to(device, dtype)
+            pixels = sample_pixels(schedule, group, load).to(device, dtype)
             shape = (channels, group.size[1] // factor, group.size[0] // factor)
             noise = posterior_noise(group.samples, shape).to(device)
             with torch.no_grad(), compute(device, dtype):

@@ -16,6 +16,7 @@ from blockskip.loading.source import open_model
 from blockskip.loading.transformer import empty_transformer
 from blockskip.precision import resolve_device, resolve_dtype
 from blockskip.preview.draw import Drawing, draw
+from blockskip.progress import say
 from blockskip.run.job import RunResult, run
 from blockskip.run.prepare import prepare
 from blockskip.run.summary import write_run_report
@@ -43,7 +44,10 @@ def train(config: Config | None = None, **settings: Any) -> RunResult:
             {SHORT.get(name, name.replace("__", ".")): _plain(value) for name, value in settings.items()}
         )
     result = run(prepare(config))
-    write_run_report(result)
+    try:
+        write_run_report(result)
+    except Exception as error:  # the adapter is whole: what describes it must not make the run a failure
+        say(f"Warning: the report could not be written ({type(error).__name__}: {error}).")
     return result
 
 
@@ -51,7 +55,7 @@ def generate(
     prompt: str | list[str] | tuple[str, ...],
     lora: str | Path | None = None,
     *,
-    model: str | None = None,
+    model: str | Path | None = None,
     images: int = 1,
     seed: int = 0,
     height: int | None = None,
@@ -78,7 +82,7 @@ def generate(
         UserError: the model or the LoRA cannot be used.
     """
     prompts = (prompt,) if isinstance(prompt, str) else tuple(prompt)
-    base, revision, adapters = model, None, []
+    base, revision, adapters = None if model is None else str(model), None, []
     if lora is not None:
         saved = _saved_settings(Path(lora).expanduser())
         if base is None:
@@ -95,7 +99,7 @@ def generate(
         raise UserError(f'dtype = "{dtype}" is not one of auto, float32, bfloat16, float16.')
     drawing = Drawing(
         prompts, tuple(seed + index for index in range(images)), height, width, num_inference_steps, guidance_scale,
-        None, stream,
+        None, stream, batch_size,
     )  # fmt: skip
     rows = draw(source, drawing, encode_prompts, resolve_dtype(dtype, where), where, Both(frozen, given))
     return [image for row in rows for image in row]
@@ -117,12 +121,14 @@ def _saved_settings(folder: Path) -> dict[str, Any]:
     for path in (folder / "config.toml", folder.parent / "config.toml", folder.parent.parent / "config.toml"):
         if path.is_file():
             try:
-                model: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8")).get("model", {})
+                model = tomllib.loads(path.read_text(encoding="utf-8")).get("model")
             except (tomllib.TOMLDecodeError, UnicodeDecodeError):
                 return {}
-            return model
+            return model if isinstance(model, dict) else {}
     return {}
 
 
 def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

@@ -103,8 +103,9 @@ def prepare(config: Config) -> Prepared:
 
     if not config.output:
         problems.append('output is not set; give the folder to write, for example --output "out/".')
-    elif Path(config.output).expanduser().is_file():
-        problems.append(f'output = "{config.output}" is a file; give a folder.')
+    for name, folder in (("output", config.output), ("features.cache", config.features.cache)):
+        if folder:
+            attempt(_check_writable, name, folder)
     if not config.data.images:
         problems.append('data.images is not set; give the folder of pictures, for example --images "photos/".')
     device = attempt(resolve_device, config.train.device)
@@ -115,10 +116,8 @@ def prepare(config: Config) -> Prepared:
     if config.data.class_images and not config.data.class_prompt:
         problems.append("data.class_images needs data.class_prompt, the caption of the class pictures.")
     source = attempt(open_model, config.model.path, config.model.revision)
-    if source is None:
-        raise UserError(problems)
-
-    full, resolution = _resolutions(config, source)
+    # The pictures are looked at even when there is no model to say at which size: all problems are told at once.
+    full, resolution = (source and attempt(_resolutions, config, source)) or (8, 8)
     pictures = []
     if config.data.images:
         sizes = {"resolution": resolution, "full_resolution": full}
@@ -128,6 +127,8 @@ def prepare(config: Config) -> Prepared:
                 read_pictures, config.data.class_images, config.data.class_prompt, **sizes, key="data.class_images",
                 prompt_key="data.class_prompt", is_class=True,
             ) or [])  # fmt: skip
+    if source is None or (full, resolution) == (8, 8):
+        raise UserError(problems)
     model = empty_transformer(source)
     layout = source.family.layout
     split = attempt(_split, config, layout.count(model))
