@@ -54,6 +54,16 @@ def test_a_continued_phase_is_timed_by_what_it_does_itself(now, capsys):
     assert capsys.readouterr().err.splitlines()[0] == "train  95/100  95%  0:10 left"
 
 
+def test_a_long_set_up_does_not_count_for_the_speed(now):
+    with progress(100, "train") as shown:
+        now[0] += 60
+        shown.advance()
+        assert shown.left == 60 * 99
+        now[0] += 1
+        shown.advance()
+        assert shown.left == 98
+
+
 def test_an_interrupted_phase_says_so(now, capsys):
     with pytest.raises(RuntimeError), progress(10, "train") as shown:
         now[0] += 4

@@ -4,8 +4,22 @@ import torch
 from torch import Tensor
 
 
-def explicit_attention(query: Tensor, key: Tensor, value: Tensor, *unused: object, **also_unused: object) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v for (batch, heads, tokens, d) without a mask."""
+fused_attention = torch.nn.functional.scaled_dot_product_attention
+
+
+def explicit_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v for (batch, heads, tokens, d); with a mask or any other option the fused kernel, as ever."""
+    if attn_mask is not None or dropout_p or is_causal or scale is not None or enable_gqa:
+        return fused_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     batch, heads, tokens, width = query.shape
     query, key, value = (x.reshape(batch * heads, -1, width) for x in (query, key, value))
     weights = torch.bmm(query * width**-0.5, key.mT).softmax(dim=-1)
@@ -13,5 +27,5 @@ def explicit_attention(query: Tensor, key: Tensor, value: Tensor, *unused: objec
 
 
 def use_explicit_attention() -> None:
-    """Puts `explicit_attention` in place of PyTorch's, in this process. The text encoders' masks are handled by their own attention."""
+    """Puts `explicit_attention` in place of PyTorch's, in this process."""
     torch.nn.functional.scaled_dot_product_attention = explicit_attention

@@ -72,11 +72,22 @@ def article(words: str) -> str:
     return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 
+def rare_word(rng: np.random.Generator) -> str:
+    """Three or four random letters: names that mean nothing, so that "sks animal" draws some animal before anything is learned."""
+    return "".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz"), int(rng.integers(3, 5))))
+
+
 def caption(rng: np.random.Generator, thing: Thing, background: str) -> str:
-    """A random caption: mostly full, sometimes the kind in place of the name, without the background, or empty."""
+    """A random caption: mostly full, sometimes the kind in place of the name (with or without a rare
+    word), without the background, or empty."""
     if rng.random() < 0.1:
         return ""
-    words = str(rng.choice(thing.kinds)) if rng.random() < 0.15 else thing.name
+    words = thing.name
+    if rng.random() < 0.18:
+        words = str(rng.choice(thing.kinds))
+        if rng.random() < 0.4:
+            words = f"{rare_word(rng)} {words}"
     template = str(rng.choice(TEMPLATES, p=(0.7, 0.1, 0.2)))
     phrase = BACKGROUNDS[background] if rng.random() < 0.88 else ""
-    return template.format(object=article(words), background=phrase).strip()
+    rare = " " in words and words != thing.name
+    return template.format(object=words if rare else article(words), background=phrase).strip()

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer, T5Config, T5EncoderModel, T5Tokenizer
@@ -111,10 +112,8 @@ def saved_parts(folder: Path) -> Parts:
     )
 
 
-def save_pipeline(parts: Parts, vae: AutoencoderKL, shift: float, folder: Path) -> None:
-    """Writes a bfloat16 `FluxPipeline` into a new folder beside `folder`, then puts it in its place."""
-    import torch
-
+def save_pipeline(parts: Parts, vae: AutoencoderKL, shift: float, folder: Path, description: str) -> None:
+    """Writes a bfloat16 `FluxPipeline` and `builtin.json` into a new folder beside `folder`, then puts it in its place."""
     pipeline = FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=shift, use_dynamic_shifting=False),
         vae=vae,
@@ -128,6 +127,7 @@ def save_pipeline(parts: Parts, vae: AutoencoderKL, shift: float, folder: Path) 
     for leftover in (fresh, old):
         shutil.rmtree(leftover, ignore_errors=True)
     pipeline.save_pretrained(fresh)
+    (fresh / "builtin.json").write_text(description, encoding="utf-8")
     if folder.exists():
         folder.rename(old)
     fresh.rename(folder)

@@ -11,15 +11,19 @@ UPRIGHT = {"beach", "meadow", "snow", "desert", "forest", "checkered", "night", 
 """Backgrounds that are seen from the side: the object stands in the lower part of the picture."""
 
 
-def load_sprite(path: Path) -> Image.Image:
-    """The sprite as RGBA, cut to its visible part and made square."""
-    sprite = Image.open(path).convert("RGBA")
+def square(sprite: Image.Image) -> Image.Image:
+    """The RGBA sprite cut to its visible part, standing at the foot of a square."""
     box = sprite.getchannel("A").point(lambda a: 255 if a > 8 else 0).getbbox()
     sprite = sprite.crop(box)
     side = max(sprite.size)
-    square = Image.new("RGBA", (side, side))
-    square.paste(sprite, ((side - sprite.width) // 2, side - sprite.height))
-    return square
+    canvas = Image.new("RGBA", (side, side))
+    canvas.paste(sprite, ((side - sprite.width) // 2, side - sprite.height))
+    return canvas
+
+
+def load_sprite(path: Path) -> Image.Image:
+    """The sprite file as RGBA, cut to its visible part and made square."""
+    return square(Image.open(path).convert("RGBA"))
 
 
 def compose(

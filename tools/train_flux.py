@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tools.attention import use_explicit_attention
 from tools.make_tokenizers import LENGTH
 from tools.model import Parts, new_parts, saved_parts
 from tools.muon import Muon
@@ -114,24 +115,32 @@ def main() -> None:
     torch.manual_seed(int(time.time()))
     rng = np.random.default_rng()
     device = torch.device(arguments.device)
+    if device.type == "cpu":
+        use_explicit_attention()
 
     checkpoint = arguments.build / "flux.pt"
     parts = (saved_parts(arguments.start) if arguments.start else new_parts(arguments.heads)).to(device)
     average = {name: weight.detach().clone() for name, weight in parts.named_parameters()}
-    optimizers, step = optimizers_for(parts, arguments.learning_rate), 0
+    optimizers = optimizers_for(parts, arguments.learning_rate)
+    step, pictures, earlier = 0, 0, 0.0
     if checkpoint.exists() and not arguments.start:
         saved = torch.load(checkpoint, map_location=device)
         parts.load_state_dict(saved["parts"])
         average, step = saved["average"], saved["step"]
+        pictures, earlier = saved.get("pictures", 0), saved.get("seconds", 0.0)
         for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
-    pools = {side: Pool(arguments.build / f"latents/train{side}", parts, device) for side in (64, 128)}
+    small, large = (arguments.build / f"latents/train{side}" for side in (64, 128))
+    pools = {64: Pool(small, parts, device)}
+    if arguments.large_share:
+        pools[128] = Pool(large, parts, device)
     if arguments.compile:
         parts.transformer.compile_repeated_blocks(dynamic=False)
     print(f"{sum(w.numel() for w in parts.parameters()) / 1e6:.2f}M parameters, from step {step}", flush=True)
 
     def save() -> None:
-        state = {"parts": parts.state_dict(), "average": average, "step": step, "heads": arguments.heads}
+        state = {"parts": parts.state_dict(), "average": average, "step": step, "pictures": pictures, "heads": arguments.heads}
+        state["seconds"] = earlier + time.monotonic() - begun
         state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
         torch.save(state, checkpoint.with_suffix(".tmp"))
         checkpoint.with_suffix(".tmp").replace(checkpoint)
@@ -143,8 +152,9 @@ def main() -> None:
         rate *= min(1.0, max(0.01, (1 - share) / max(arguments.decay_share, 1e-6)))
         for optimizer, factor in zip(optimizers, (1.0, 0.5), strict=True):
             optimizer.param_groups[0]["lr"] = rate * factor
-        large = share > 1 - arguments.large_share and step % 2 == 1
-        pool, count = (pools[128], arguments.batch_large) if large else (pools[64], arguments.batch)
+        is_large = share > 1 - arguments.large_share and step % 2 == 1
+        pool, count = (pools[128], arguments.batch_large) if is_large else (pools[64], arguments.batch)
+        torch.compiler.set_stance("force_eager" if is_large else "default")
         loss = flow_loss(parts, pool, rng.choice(len(pool.latents) - 256, count, replace=False))
         parts.zero_grad(set_to_none=True)
         loss.backward()
@@ -152,8 +162,8 @@ def main() -> None:
             optimizer.step()
         with torch.no_grad():
             torch._foreach_lerp_(averages, weights, 1 - min(arguments.average, (step + 1) / (step + 10)))
-        step += 1
-        if not large:
+        step, pictures = step + 1, pictures + count
+        if not is_large:
             losses.append(loss.item())
         if step % 100 == 0:
             now = time.monotonic()
@@ -164,6 +174,7 @@ def main() -> None:
             )
             losses, logged_at = [], now
         if step % 500 == 0:
+            torch.compiler.set_stance("default")
             print(f"  kept-back loss {kept_back_loss(parts, pools[64], arguments.batch):.4f}", flush=True)
         if time.monotonic() - saved_at > 120:
             save()

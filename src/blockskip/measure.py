@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 
 #: Seconds between two samples of the process's memory. On Linux a sample takes 3 microseconds, with the thread's
-#: wake-up 0.1-0.3 ms, so that training is slowed by less than 1%. (``/proc/self/statm`` holds counters; ``smaps_rollup`` walks
-#: the page tables: 1 ms for 2 GB, 5% of a core.)
+#: wake-up 0.1-0.3 ms, so that training is slowed by less than 1%. (``/proc/self/statm`` holds counters;
+#: ``smaps_rollup`` walks the page tables: 1 ms for 2 GB, 5% of a core.)
 INTERVAL = 0.02
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -47,21 +48,25 @@ class Progress:
     def __init__(self, total: int, what: str, start: int, nested: bool) -> None:
         self.total, self.done, self.what, self.note = total, start, what, ""
         self._start, self._nested, self._began = start, nested, time.monotonic()
+        self._first: tuple[float, int] | None = None
         self._bar: tqdm[None] | None = None
         if not _output.quiet and sys.stderr.isatty():
+            columns, lines = shutil.get_terminal_size()  # never 0, as a terminal may say of itself
             self._bar = tqdm(
                 total=total,
                 initial=start,
                 desc=what,
                 file=sys.stderr,
                 leave=not nested,
-                dynamic_ncols=True,
+                ncols=columns - 1,
+                nrows=lines,
                 bar_format=_BAR,
             )
 
     def advance(self, n: int = 1, note: str = "") -> None:
         """``n`` more units are done; the note (``loss 0.123``) stands behind the figures until the next one."""
         self.done += n
+        self._first = self._first or (time.monotonic(), self.done)
         self.note = " ".join(note.split()) or self.note
         if self._bar is not None:
             self._bar.set_postfix_str(self.note, refresh=False)
@@ -76,8 +81,9 @@ class Progress:
 
     @property
     def left(self) -> float:
-        """Seconds that the rest takes at the mean speed so far."""
-        return self.seconds * max(0, self.total - self.done) / max(1, self.done - self._start)
+        """Seconds that the rest takes at the mean speed since the first advance, before which there may be a set-up."""
+        began, done = self._first if self._first and self._first[1] < self.done else (self._began, self._start)
+        return (time.monotonic() - began) * max(0, self.total - self.done) / max(1, self.done - done)
 
     def _line(self, timing: str) -> None:
         _output.last_line = time.monotonic()

@@ -122,7 +122,10 @@ def test_all_problems_come_at_once_and_name_their_file(tmp_path: Path, monkeypat
     (tmp_path / "page.jpg").write_text("<html>not found</html>")
     (tmp_path / "empty.png").touch()
     paint(tmp_path / "bomb.png", (200, 200))
-    (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    try:
+        (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    except OSError:  # Windows without the right to make links
+        del bad["gone.png"]
     for name in ["bytes.png", "utf16.png", "wide.png", "bare.png", "good.png"]:
         paint(tmp_path / name)
     (tmp_path / "bytes.txt").write_bytes("été".encode("latin-1"))

@@ -152,13 +152,32 @@ def test_a_box_is_the_part_of_the_scaled_picture(tmp_path: Path) -> None:
                 load(tmp_path / "a.png", (50, 40), box)
 
 
+def sizes_made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """A list that fills with the sizes of all pictures that are scaled from now on."""
+    made: list[tuple[int, int]] = []
+    resize = Image.Image.resize
+
+    def noting(self: Image.Image, size: tuple[int, int], *rest: Any, **options: Any) -> Image.Image:
+        made.append(size)
+        if size[0] * size[1] > 2**26:
+            pytest.fail(f"{size} is made as a whole")
+        return resize(self, size, *rest, **options)
+
+    monkeypatch.setattr(Image.Image, "resize", noting)
+    return made
+
+
 def test_a_box_of_a_huge_picture_is_scaled_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smooth(60, 90).save(tmp_path / "a.png")
     boxes = [(3, 5, 20, 10), (0, 0, 8, 8), (42, 32, 8, 8)]
     cuts = [load_pixels(tmp_path / "a.png", (50, 40), box) for box in boxes]
     beside = load_pixels(tmp_path / "a.png", (50, 40), (4, 5, 20, 10))
     monkeypatch.setattr(pixels, "LARGEST_WHOLE", 100)
+    made = sizes_made(monkeypatch)
     alone = [load_pixels(tmp_path / "a.png", (50, 40), box) for box in boxes]
+    for box, part in zip(boxes, alone, strict=True):
+        assert torch.equal(PictureCache()(tmp_path / "a.png", (50, 40), box), part)
+    assert made == [box[2:] for box in boxes] * 2
     for cut, part in zip(cuts, alone, strict=True):
         assert (cut - part).abs().max() <= 1.01 / 127.5  # a rounding of one level
     assert (cuts[0] - beside).abs().max() > 5 / 127.5
@@ -168,15 +187,13 @@ def test_a_box_of_a_huge_picture_is_scaled_alone(tmp_path: Path, monkeypatch: py
 def test_a_line_of_pixels_needs_no_gigabytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], scaled: tuple[int, int]
 ) -> None:
-    made = []
-    resize = Image.Image.resize
-    monkeypatch.setattr(Image.Image, "resize", lambda *a, **k: made.append(resize(*a, **k)) or made[-1])
+    made = sizes_made(monkeypatch)
     Image.new("RGB", size, "lime").save(tmp_path / "a.png")
     for load in (load_pixels, PictureCache()):
         part = load(tmp_path / "a.png", scaled, (scaled[0] - 512, scaled[1] - 512, 512, 512))
         assert part.shape == (3, 512, 512)
         assert [channel.unique().tolist() for channel in part] == [[-1], [1], [-1]]
-    assert {image.size for image in made} == {(512, 512)}
+    assert set(made) == {(512, 512)}
 
 
 class TestPictureCache:

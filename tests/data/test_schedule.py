@@ -113,9 +113,12 @@ def test_epochs_run_on_across_groups_and_every_picture_has_its_turn(batch_size: 
 
 
 def test_one_picture_fills_a_batch_of_four() -> None:
-    schedule = schedule_of(config(train__batch_size=4), gallery(SQUARE))
+    schedule = schedule_of(config(train__batch_size=4, data__flip=True, patches__direction="random"), gallery(SQUARE))
     assert all([sample.picture for sample in group.samples] == [0] * 4 for group in schedule.groups)
-    assert all(len({sample.sigma for sample in group.samples}) == 4 for group in schedule.groups)
+    for draw in ("sigma", "noise_seed"):
+        assert all(len({getattr(sample, draw) for sample in group.samples}) == 4 for group in schedule.groups)
+    assert all(len({sample.box for sample in group.samples}) > 1 for group in schedule.groups)
+    assert sum(len({sample.flip for sample in group.samples}) > 1 for group in schedule.groups) > 10
 
 
 @limits(max_examples=25)
@@ -175,10 +178,10 @@ def test_a_square_patch_has_the_side_of_equation_1(direction: str) -> None:
 
 
 def test_patches_of_a_picture_s_shape_have_its_aspect_and_the_area_of_the_square() -> None:
-    pictures = gallery((300, 200), (200, 300), (150, 150), (400, 100))
-    schedule = schedule_of(config(train__steps=200, patches__shape="picture", patches__direction="random"), pictures)
+    pictures = gallery((300, 200), (200, 300), (150, 150), (400, 100), (100, 2000))
+    schedule = schedule_of(config(train__steps=400, patches__shape="picture", patches__direction="random"), pictures)
     training = {sample.picture: group.size for group in schedule.groups for sample in group.samples}
-    assert training == {0: (80, 56), 1: (56, 80), 2: (64, 64), 3: (128, 32)}
+    assert training == {0: (80, 56), 1: (56, 80), 2: (64, 64), 3: (128, 32), 4: (32, 128)}
     areas: dict[int, list[float]] = {}
     for group in schedule.groups:
         for sample in group.samples:
@@ -200,6 +203,13 @@ def test_patches_lie_anywhere_in_the_picture() -> None:
     for axis in np.array(places).T:
         assert np.histogram(axis, 4, (0, 1))[0].min() > len(places) / 4 * 0.7
     assert abs(np.corrcoef(np.array(places).T)[0, 1]) < 0.15
+
+
+def test_side_and_place_of_a_patch_are_drawn_apart() -> None:
+    schedule = schedule_of(config(train__steps=600, patches__direction="random"), gallery((300, 300)))
+    boxes = [sample.box for sample in samples(schedule) if sample.box[2] < 112]
+    drawn = [(box[2], box[0] / (128 - box[2]), box[1] / (128 - box[2])) for box in boxes]
+    assert np.abs(np.corrcoef(np.array(drawn).T) - np.eye(3)).max() < 0.15
 
 
 def test_sigma_follows_the_distribution_of_family_and_config() -> None:
@@ -248,6 +258,15 @@ def test_class_pictures_follow_with_their_weight_and_caption() -> None:
         assert inside(schedule)
         turns = Counter(sample.picture for sample in samples(schedule) if sample.picture >= 2)
         assert max(turns.values()) - min(turns.values()) <= 1
+
+
+def test_class_pictures_of_another_shape_are_not_squeezed() -> None:
+    both = gallery((400, 150)) + gallery((150, 400), (100, 100), is_class=True)
+    schedule = schedule_of(config(patches__shape="picture", patches__direction="fixed"), both)
+    for group in schedule.groups:
+        width, height = group.samples[1].box[2:]
+        assert group.size == (104, 40)
+        assert width / height == pytest.approx(104 / 40, rel=0.1)
 
 
 def test_pictures_that_were_scaled_too_small_do_not_stop_the_schedule() -> None:

@@ -54,8 +54,13 @@ def test_copies_reach_the_ceiling_other_subjects_lie_between_and_noise_at_the_fl
 def test_the_share_is_guarded():
     assert Fidelity(0.6, 0.4, 0.8).share == pytest.approx(0.5)
     assert Fidelity(0.3, 0.4, 0.8).share == pytest.approx(-0.25)
-    for fidelity in (Fidelity(0.5), Fidelity(0.5, 0.4), Fidelity(0.5, 0.8, 0.8), Fidelity(0.5, 0.8, 0.4),
-                     Fidelity(0.5, 0.4, float("nan"))):
+    for fidelity in (
+        Fidelity(0.5),
+        Fidelity(0.5, 0.4),
+        Fidelity(0.5, 0.8, 0.8),
+        Fidelity(0.5, 0.8, 0.4),
+        Fidelity(0.5, 0.4, float("nan")),
+    ):
         assert fidelity.share is None
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from blockskip.adapters.lora import add_lora, target_names
 from blockskip.families import Text
 from blockskip.loading.source import ModelSource
-from blockskip.loading.transformer import load_transformer
+from blockskip.loading.transformer import empty_transformer, load_transformer
 from blockskip.method.capture import capture
 from blockskip.method.skipping import ConstantResidual, Features, SkippedModel, SkipRule
 from blockskip.method.split import Split
@@ -88,16 +88,9 @@ def adapt(
 
 def stubbed(source: ModelSource, split: Split, rule: SkipRule | None = None) -> SkippedModel:
     """The transformer with the split's blocks never loaded."""
-    num_blocks = source.family.layout.count(transformer_names(source))
+    num_blocks = source.family.layout.count(empty_transformer(source))
     model = transformer(source, split.skipped(num_blocks))
     return SkippedModel(model, source.family.layout, split, rule or ConstantResidual())
-
-
-def transformer_names(source: ModelSource) -> nn.Module:
-    """The transformer without weights, for counting."""
-    from blockskip.loading.transformer import empty_transformer
-
-    return empty_transformer(source)
 
 
 def loss_of(source: ModelSource, model: SkippedModel, batch: MicroBatch) -> torch.Tensor:

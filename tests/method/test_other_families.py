@@ -119,7 +119,7 @@ def test_gradients_behind_a_front_are_those_of_the_whole_model(base: Base) -> No
 
     expected = gradients(full, lambda: full(**base.inputs))
     found = gradients(skipped.model, lambda: skipped(features, **base.inputs))
-    assert len(expected) >= 2 * len(names) - 4  # a last block may end the text, whose layers then get none
+    assert len(expected) == 2 * len(names) > 0
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.equal(found[name], value), name

@@ -59,6 +59,13 @@ class ModelSource:
             _fetch(*self.hub, tuple(f"{part}/{pattern}" for pattern in (*SETTINGS, "*.safetensors")))
         return self.folder / part
 
+    def import_classes(self) -> None:
+        """Import everything that ``load`` will need, so that no phase is charged with it."""
+        index = json.loads((self.folder / "model_index.json").read_text(encoding="utf-8"))
+        for entry in index.values():
+            if isinstance(entry, list) and len(entry) == 2 and all(isinstance(name, str) for name in entry):
+                getattr(importlib.import_module(entry[0]), entry[1])
+
     def load(self, part: str, dtype: torch.dtype | None = None) -> Any:
         """A tokenizer, scheduler or model of the pipeline, by the class that ``model_index.json`` names."""
         library, class_name = json.loads((self.folder / "model_index.json").read_text(encoding="utf-8"))[part]

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from blockskip.measure import PhaseRecord
 from blockskip.report.content import SERIES, Report, RunFacts
@@ -22,24 +24,24 @@ from blockskip.report.units import duration, size
 COLOURS = {"ink": "#0a0b01", "muted": "#0a0b02", "line": "#0a0b03"}
 COLOURS |= {f"series-{number}": f"#0a0c0{number}" for number in range(SERIES)}
 WIDTH = 5.0  # inches; 360 units of the drawing
-STYLE = {
+STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "font.size": 10,
-    "text.color": COLOURS["ink"],
-    "axes.labelcolor": COLOURS["muted"],
-    "axes.edgecolor": COLOURS["line"],
-    "xtick.color": COLOURS["line"],
-    "ytick.color": COLOURS["line"],
-    "xtick.labelcolor": COLOURS["muted"],
-    "ytick.labelcolor": COLOURS["muted"],
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 1,
-    "grid.color": COLOURS["line"],
     "path.simplify": False,
     "figure.facecolor": "none",
     "axes.facecolor": "none",
+    "axes.linewidth": 1,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "text.color": COLOURS["ink"],
+    "axes.labelcolor": COLOURS["muted"],
+    "xtick.labelcolor": COLOURS["muted"],
+    "ytick.labelcolor": COLOURS["muted"],
+    "axes.edgecolor": COLOURS["line"],
+    "grid.color": COLOURS["line"],
+    "xtick.color": COLOURS["line"],
+    "ytick.color": COLOURS["line"],
 }
 
 
@@ -67,8 +69,8 @@ def losses(report: Report) -> str | None:
         axes.set_ylim(low - pad, high + pad)
         axes.set(xlabel="optimiser step", ylabel="loss (mean squared error)")
         axes.grid(axis="y", linewidth=0.7, alpha=0.7)
-        axes.locator_params(nbins=6)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(6))
         axes.tick_params(length=0)
 
     return _svg("losses", "Loss by optimiser step of each run", 2.8, draw)
@@ -189,22 +191,20 @@ def _bars(name: str, label: str, report: Report, values: Bars, text: Callable[[f
 
 
 def _svg(name: str, label: str, height: float, draw: Callable[[Axes], None]) -> str:
-    with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
+    style: Any = {**STYLE, "svg.hashsalt": name}
+    with mpl.rc_context(style):
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         draw(figure.add_subplot())
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
-    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<(metadata|style).*?</\1>", "", text, flags=re.DOTALL)  # a style would hold for the whole page
     box = re.search(r'viewBox="[^"]+"', text)
     assert box is not None
     text = f'<svg {box[0]} role="img" aria-label="{label}">' + text[text.index(">") + 1 :]
     text = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{name}-", text)  # ids are of the page, not of the drawing
     text = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", text)
-    return _recolour(text, list(COLOURS.items()))
-
-
-def _recolour(text: str, colours: Sequence[tuple[str, str]]) -> str:
-    for variable, placeholder in colours:
+    for variable, placeholder in COLOURS.items():
         text = text.replace(placeholder, f"var(--{variable})")
     return text

@@ -52,7 +52,7 @@ def render_html(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["clean"] = clean
+    environment.filters |= {"clean": clean, "together": _together}
     headings = [_heading(column, series) for column, series in zip(report.columns, report.series, strict=True)]
     drawn = any(column.images for column in report.columns)
     return environment.get_template("report.html.j2").render(
@@ -95,6 +95,11 @@ def write_report(report: Report, path: Path) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _together(cell: str) -> str:
+    """The cell so that a narrow page breaks it before its bracket and nowhere else."""
+    return cell.replace(" ", "\N{NO-BREAK SPACE}").replace("\N{NO-BREAK SPACE}(", " (")
 
 
 def _heading(column: Column, series: int) -> _Heading:

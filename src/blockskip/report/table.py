@@ -158,7 +158,7 @@ def _model(report: Report) -> list[Row]:
         *_of_runs(report, "Parameters skipped", lambda facts: count(facts.skipped_parameters)),
         *_of_runs(report, "Parameters kept", lambda facts: count(facts.kept_parameters)),
         *_of_runs(report, "Parameters trained", lambda facts: count(facts.trained_parameters)),
-        *_of_runs(report, "Resolution (full)", lambda facts: f"{facts.resolution} ({facts.full_resolution}) px"),
+        *_of_runs(report, "Resolution (full)", lambda facts: f"{facts.resolution} px ({facts.full_resolution})"),
         *_of_runs(report, "Optimiser steps", lambda facts: str(facts.steps)),
     ]
 

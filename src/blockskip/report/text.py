@@ -38,7 +38,7 @@ def render_text(report: Report) -> str:
     best = headlines(report)
     if best:
         lines.append("")
-        lines += [shorten(f"{item.figure} {item.label}  ({item.note})", WIDTH) for item in best]
+        lines += [shorten(f"{item.figure} {item.label} ({item.note})", WIDTH) for item in best]
     for note in notes(report):
         lines += ["", *textwrap.wrap(note, WIDTH)]
     return "\n".join(lines) + "\n"

@@ -13,12 +13,12 @@ def _decimals(value: float) -> int:
 
 
 def size(*amounts: int) -> str:
-    """``412 MiB``; of several amounts ``412 (380 + 95) MiB``: the first, and in brackets its parts in its unit."""
+    """``412 MiB``; of several amounts ``412 MiB (380 + 95)``: the first, and in brackets its parts in its unit."""
     scale, unit = next(((scale, unit) for scale, unit in _SIZES if amounts[0] >= 0.9995 * scale), (1, "B"))
     decimals = _decimals(amounts[0] / scale) if scale > 1 else 0
     numbers = [f"{amount / scale:.{decimals}f}" for amount in amounts]
     parts = f" ({' + '.join(numbers[1:])})" if len(numbers) > 1 else ""
-    return f"{numbers[0]}{parts} {unit}"
+    return f"{numbers[0]} {unit}{parts}"
 
 
 def duration(seconds: float) -> str:

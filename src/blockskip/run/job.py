@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import shutil
 from collections.abc import Iterator
@@ -24,14 +23,16 @@ from blockskip.families import Text, stack_text
 from blockskip.features.precompute import FeaturesArgument, Input, features_key, precompute
 from blockskip.loading.transformer import load_transformer
 from blockskip.loading.weights import Weights
-from blockskip.measure import Meter, PhaseRecord, from_json, to_json
+from blockskip.measure import PhaseRecord
 from blockskip.method.skipping import SkippedModel
 from blockskip.progress import Progress, progress, say
+from blockskip.run.lora_file import write_sorted
 from blockskip.run.prepare import Prepared
 from blockskip.run.previews import previews
+from blockskip.run.records import Records
 from blockskip.run.stretches import stretches
 from blockskip.seeds import derive_seed
-from blockskip.store.files import write_atomically
+from blockskip.store.files import remove_stale_temporaries, write_atomically
 from blockskip.store.groups import GroupStore
 from blockskip.training.checkpoints import Checkpoint, latest_checkpoint
 from blockskip.training.loop import Trainer, read_metrics
@@ -81,11 +82,13 @@ class _Job:
         self.output = prepared.output
         cache = Path(self.config.features.cache).expanduser() if self.config.features.cache else self.output / "cache"
         self.cache = cache
-        self.meter = Meter(prepared.device)
-        self.meter.baseline()
-        self.disk_bytes = 0
-        self.base = Weights(self.source.part_folder("transformer")).identity()
-        self.fingerprint = prepared.fingerprint() | {"base model": self.base}
+        self.source.import_classes()
+        self.records = Records(self.output / "phases.json", prepared.device)
+        self.meter = self.records.meter
+        parts = ("transformer", "vae", *(encoder for _, encoder in self.source.family.text_parts))
+        identities = [Weights(self.source.part_folder(part)).identity() for part in parts]
+        self.base = identities[0]
+        self.fingerprint = prepared.fingerprint() | {"base model": " ".join(identities)}
 
     def run(self) -> RunResult:
         checkpoint = self._open_output()
@@ -99,21 +102,24 @@ class _Job:
         if not self.config.features.cache and not self.config.features.keep:
             shutil.rmtree(self.cache, ignore_errors=True)
         samples = self._preview(steps)
-        self._record()
+        self.records.save()
         losses = [entry["loss"] for entry in read_metrics(self.output / "metrics.jsonl") if entry["loss"] is not None]
         return RunResult(
             self.prepared,
             adapter,
             losses,
-            self.meter.records(),
-            self._largest_cache(),
+            self.records.phases,
+            self.records.cache_bytes,
             samples,
-            self.meter.baseline_bytes,
+            self.records.baseline_bytes,
         )
 
     # -- the output folder ------------------------------------------------------------------------------------------
 
     def _open_output(self) -> Checkpoint | None:
+        for folder in (self.output, self.output / "adapter", self.output / "samples"):
+            if folder.is_dir():
+                remove_stale_temporaries(folder)
         self.output.mkdir(parents=True, exist_ok=True)
         checkpoint = latest_checkpoint(self.output / "checkpoints")
         if checkpoint is not None:
@@ -130,26 +136,10 @@ class _Job:
             raise UserError(f'"{self.output}" holds a finished adapter without checkpoints; use another output folder.')
         else:
             (self.output / "metrics.jsonl").unlink(missing_ok=True)
-        records = self.output / "phases.json"
-        if records.is_file():
-            with contextlib.suppress(ValueError, TypeError, KeyError):  # damaged: only earlier figures are lost
-                self.meter.merge(from_json(records.read_text(encoding="utf-8")))
+        self.records.restore()
         document = to_toml(self.config)
         write_atomically(self.output / "config.toml", lambda path: path.write_text(document, encoding="utf-8"))
         return checkpoint
-
-    def _record(self) -> None:
-        document = to_json(self.meter.records())
-        write_atomically(self.output / "phases.json", lambda path: path.write_text(document, encoding="utf-8"))
-        largest = str(self._largest_cache())
-        write_atomically(self.output / "cache-bytes.txt", lambda path: path.write_text(largest, encoding="utf-8"))
-
-    def _largest_cache(self) -> int:
-        try:
-            before = int((self.output / "cache-bytes.txt").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            before = 0
-        return max(before, self.disk_bytes)
 
     # -- the phases -------------------------------------------------------------------------------------------------
 
@@ -164,7 +154,7 @@ class _Job:
             self.text_keys = store_prompts(self.source, captions, prepared.text_length, dtype, device, self.text_store)
         with self.meter.phase("encode pictures"):
             self.pixel_keys = store_pixels(self.source, prepared.schedule, groups, dtype, device, self.pixel_store)
-        self._record()
+        self.records.save()
         self.texts: dict[str, Text] = {caption: self.text_store.read(key) for caption, key in self.text_keys.items()}
         self.feature_keys = self._feature_keys()
         done = checkpoint.step if checkpoint else 0
@@ -177,7 +167,7 @@ class _Job:
                 self._precompute(stretch.groups)
                 with self.meter.phase("train"):
                     checkpoint = self._train(checkpoint, stretch.until, bar)
-                self._record()
+                self.records.save()
                 if every and stretch.until % every == 0 and stretch.until < self.config.train.steps:
                     self._preview(stretch.until, checkpoint)
 
@@ -208,19 +198,21 @@ class _Job:
 
     def _groups_on_disk(self) -> int | None:
         """How many groups' features the disk budget allows; None while no group tells how large one is."""
-        known = [key for key in dict.fromkeys(self.feature_keys) if self.feature_store.has(key)]
         if not self._needs_features or self.prepared.disk_bytes is None:
             return len(self.feature_keys)
-        if not known:
+        store = self.feature_store
+        sizes = [store.path(key).stat().st_size for key in dict.fromkeys(self.feature_keys) if store.has(key)]
+        if not sizes:
             return None
-        return max(1, self.prepared.disk_bytes * len(known) // max(1, self.feature_store.size()))
+        others = store.size() - sum(sizes)  # of other runs, where the folder is shared
+        return max(1, (self.prepared.disk_bytes - others) // max(sizes))
 
     def _precompute(self, groups: list[int]) -> None:
         if not self._needs_features:
             return
         prepared = self.prepared
         keys = [self.feature_keys[index] for index in groups]
-        if prepared.disk_bytes is not None:
+        if prepared.disk_bytes is not None and (self._groups_on_disk() or 0) < len(self.feature_keys):
             wanted = set(keys)
             self.feature_store.delete([key for key in self.feature_keys if key not in wanted])
         with self.meter.phase("precompute"):
@@ -230,7 +222,7 @@ class _Job:
                 guidance=prepared.guidance, adapters=prepared.adapters,
             )  # fmt: skip
         stores = (self.text_store, self.pixel_store, self.feature_store)
-        self.disk_bytes = max(self.disk_bytes, sum(store.size() for store in stores))
+        self.records.cache_bytes = max(self.records.cache_bytes, sum(store.size() for store in stores))
 
     def _train(self, checkpoint: Checkpoint | None, until: int, bar: Progress) -> Checkpoint:
         prepared, lora = self.prepared, self.config.lora
@@ -281,8 +273,12 @@ class _Job:
         if not moved:
             raise RunError("Training changed nothing: every lora_B is still zero. Is train.learning_rate too small?")
         if skipped_steps:
-            say(f"{skipped_steps} steps were left out because their loss or gradient was not finite.")
-        save_lora(self.output / "adapter", state, self._header(), write_atomically)
+            count = "1 step was" if skipped_steps == 1 else f"{skipped_steps} steps were"
+            say(f"{count} left out because the loss or its gradient was not finite.")
+        try:
+            save_lora(self.output / "adapter", state, self._header(), write_sorted)
+        except ValueError as error:
+            raise RunError(f"The adapter cannot be saved: {error}. Try a lower train.learning_rate.") from None
 
     def _header(self) -> dict[str, str]:
         config, prepared = self.config, self.prepared
@@ -310,8 +306,9 @@ class _Job:
         try:
             lora = self.output / "adapter" / FILE_NAME
             if checkpoint is not None:
-                lora = save_lora(self.cache / "preview", checkpoint.adapter, self._header(), write_atomically)
+                lora = save_lora(self.cache / "preview", checkpoint.adapter, self._header(), write_sorted)
             return previews(self.prepared, lora, step, self.meter)
-        except (RunError, RuntimeError, OSError) as error:
-            say(f"Warning: the preview at step {step} failed ({error}); training is not affected.")
+        except Exception as error:  # whatever it is: what was trained must not be lost for a picture
+            reason = " ".join(str(error).split()) or type(error).__name__
+            say(f"Warning: the preview at step {step} failed ({reason}); training is not affected.")
             return []

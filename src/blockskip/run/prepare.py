@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,8 +117,8 @@ def prepare(config: Config) -> Prepared:
     if config.data.class_images and not config.data.class_prompt:
         problems.append("data.class_images needs data.class_prompt, the caption of the class pictures.")
     source = attempt(open_model, config.model.path, config.model.revision)
-    # The pictures are looked at even when there is no model to say at which size: all problems are told at once.
-    full, resolution = (source and attempt(_resolutions, config, source)) or (8, 8)
+    found = None if source is None else attempt(_resolutions, config, source)
+    full, resolution = found or (8, 8)  # the pictures are looked at all the same: all problems are told at once
     pictures = []
     if config.data.images:
         sizes = {"resolution": resolution, "full_resolution": full}
@@ -127,7 +128,7 @@ def prepare(config: Config) -> Prepared:
                 read_pictures, config.data.class_images, config.data.class_prompt, **sizes, key="data.class_images",
                 prompt_key="data.class_prompt", is_class=True,
             ) or [])  # fmt: skip
-    if source is None or (full, resolution) == (8, 8):
+    if source is None or found is None:
         raise UserError(problems)
     model = empty_transformer(source)
     layout = source.family.layout
@@ -151,12 +152,30 @@ def prepare(config: Config) -> Prepared:
         )  # fmt: skip
     if problems:
         raise UserError(problems)
-    assert split is not None and schedule is not None
+    assert split is not None and schedule is not None and config.train.guidance_scale is not None
     return Prepared(
         config, source, schedule, split, layout.count(model), *rule, adapters, targets,
-        _count(model, source, split, targets, config.lora.rank), config.train.guidance_scale or 1.0,
+        _count(model, source, split, targets, config.lora.rank), config.train.guidance_scale,
         config.data.text_length or source.text_length, device, resolve_dtype(config.model.dtype, device), window, disk,
     )  # fmt: skip
+
+
+def _check_writable(name: str, folder: str) -> None:
+    """Tell whether a folder can be made or written; it is not made.
+
+    Raises:
+        UserError: it, or what would hold it, is a file or must not be written.
+    """
+    path = Path(folder).expanduser()
+    try:
+        nearest = next(part for part in (path, *path.absolute().parents) if part.exists())
+    except OSError as error:
+        raise UserError(f'{name} = "{folder}" cannot be used: {error.strerror}; give another folder.') from None
+    if not nearest.is_dir():
+        what = "is a file" if nearest == path else f'lies below "{nearest}", which is a file'
+        raise UserError(f'{name} = "{folder}" {what}; give a folder.')
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UserError(f'{name} = "{folder}" must not be written by this user; give another folder.')
 
 
 def _resolutions(config: Config, source: ModelSource) -> tuple[int, int]:
@@ -177,8 +196,9 @@ def _resolved(config: Config, source: ModelSource, full: int, resolution: int) -
         shift=config.sigma.shift if config.sigma.shift is not None else defaults.shift,
     )  # fmt: skip
     lora = dataclasses.replace(
-        config.lora, lora_alpha=config.lora.lora_alpha if config.lora.lora_alpha is not None else config.lora.rank
-    )  # fmt: skip
+        config.lora,
+        lora_alpha=float(config.lora.rank if config.lora.lora_alpha is None else config.lora.lora_alpha),
+    )
     guidance = config.train.guidance_scale
     train = dataclasses.replace(config.train, guidance_scale=defaults.guidance_scale if guidance is None else guidance)
     return dataclasses.replace(config, data=data, sigma=sigma, lora=lora, train=train)

@@ -1,0 +1,228 @@
+"""Features made block by block, stored and read again, are those of one forward pass, bit for bit."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from blockskip.features import precompute as module
+from blockskip.features.precompute import FeaturesArgument, Input, features_key, precompute
+from blockskip.keys import key
+from blockskip.loading.source import ModelSource
+from blockskip.loading.transformer import StreamedTransformer
+from blockskip.method.capture import capture
+from blockskip.method.layout import State
+from blockskip.method.skipping import ConstantResidual, Features, NoResidual, SkipRule
+from blockskip.method.split import Split
+from blockskip.precision import compute
+from blockskip.store.groups import GroupStore
+from blockskip.training.step import MicroBatch
+from tests.families.groups import CPU, GUIDANCE, forward_inputs, group, transformer
+
+F32, BF16 = torch.float32, torch.bfloat16
+GROUPS = 5
+#: Sizes of the windows by how much memory there is: the first group alone tells how much a group takes.
+WINDOWS = {"one group": [1, 1, 1, 1, 1], "two groups": [1, 2, 2], "all": [1, 4]}
+CASES = [
+    ("flux", F32, "one group", (3, 2)), ("flux", F32, "two groups", (5, 0)), ("flux", F32, "all", (0, 6)),
+    ("flux", BF16, "two groups", (2, 3)), ("sana", F32, "one group", (2, 2)), ("sana", F32, "all", (3, 0)),
+    ("sana", BF16, "two groups", (1, 4)),
+]  # fmt: skip
+
+
+def groups_of(source: ModelSource) -> list[MicroBatch]:
+    """Five groups; the last is of another shape."""
+    wide = (8, 20) if source.family.name == "flux" else (5, 7)
+    return [group(source, seed=seed) for seed in range(GROUPS - 1)] + [group(source, 1, seed=9, grid=wide)]
+
+
+def expected_features(
+    source: ModelSource, batches: list[MicroBatch], split: Split, rule: SkipRule, dtype: torch.dtype = torch.float32
+) -> list[Features]:
+    full = transformer(source, dtype=dtype)
+    with torch.no_grad(), compute(CPU, dtype):
+        return [
+            capture(full, source.family.layout, split, rule, forward_inputs(source, batch, dtype))[1]
+            for batch in batches
+        ]
+
+
+def names_of(batches: list[MicroBatch]) -> list[str]:
+    return [f"{index:032x}" for index in range(len(batches))]
+
+
+def reader(batches: list[MicroBatch], asked: list[int] | None = None) -> Callable[[int], Input]:
+    def read(index: int) -> Input:
+        if asked is not None:
+            asked.append(index)
+        batch = batches[index]
+        return Input(names_of(batches)[index], batch.latents, batch.noise, batch.sigma, batch.text)
+
+    return read
+
+
+def store_features(
+    source: ModelSource, batches: list[MicroBatch], split: Split, store: GroupStore, **options: Any
+) -> None:
+    given = {"window_bytes": 1 << 30, "dtype": torch.float32, "device": CPU, "guidance": GUIDANCE}
+    rule = options.pop("rule", ConstantResidual())
+    read = options.pop("read", reader(batches))
+    precompute(source, split, rule, names_of(batches), read, store, **(given | options))
+
+
+def assert_equal(found: Features, expected: Features) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype
+        assert torch.equal(found[name], value), name
+
+
+@pytest.mark.parametrize(("name", "dtype", "window", "pair"), CASES, ids=str)
+def test_stored_features_are_those_of_one_forward_pass(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype,
+    window: str, pair: tuple[int, int],
+) -> None:  # fmt: skip
+    source: ModelSource = request.getfixturevalue(name)
+    batches, split, store = groups_of(source), Split(*pair), GroupStore(tmp_path)
+    sizes: list[int] = []
+    run_window = module._run_window
+
+    def counted(*args: Any) -> int:
+        sizes.append(len(args[4]))
+        return run_window(*args)
+
+    monkeypatch.setattr(module, "_run_window", counted)
+    expected = expected_features(source, batches, split, ConstantResidual(), dtype)
+    largest = _bytes_held(source, batches[0], split, expected[0], dtype)
+    room = {"one group": 1, "two groups": 2 * largest, "all": 1 << 30}[window]
+    store_features(source, batches, split, store, window_bytes=room, dtype=dtype)
+    assert sizes == WINDOWS[window]
+    again = GroupStore(tmp_path)
+    for key_, features in zip(names_of(batches), expected, strict=True):
+        assert_equal(again.read(key_), features)
+    for features, found in zip(expected, again.read_ahead(names_of(batches)), strict=True):
+        assert_equal(found, features)
+
+
+def _bytes_held(source: ModelSource, batch: MicroBatch, split: Split, features: Features, dtype: torch.dtype) -> int:
+    """Bytes that a group holds in a window at most: its state, its front features, what entered the tail."""
+    full = transformer(source, dtype=dtype)
+    streams: dict[int, State] = {}
+    entered: dict[int, torch.Tensor] = {}
+    streamed = StreamedTransformer(source, dtype, CPU)
+    with torch.no_grad(), compute(CPU, dtype):
+
+        def visit(block: int, _: int, state: State, image: torch.Tensor) -> None:
+            streams[block], entered[block] = state, image
+
+        list(streamed.run([lambda: forward_inputs(source, batch, dtype)], visit))
+    count = source.family.layout.count(full)
+    held = []
+    last = count if split.tail else split.front
+    for block in range(last):
+        size = sum(value.nbytes for value in streams[block].values())
+        if split.front and block >= split.front - 1:
+            size += sum(value.nbytes for name, value in features.items() if name.startswith("front."))
+        if split.tail and block >= count - split.tail:
+            size += entered[count - split.tail].nbytes
+        held.append(size)
+    return max(held)
+
+
+def test_a_streamed_pass_gives_the_whole_model_s_output_and_states(source: ModelSource) -> None:
+    batches, full = groups_of(source)[-2:], transformer(source)
+    layout = source.family.layout
+    streamed = StreamedTransformer(source, torch.float32, CPU)
+    assert streamed.num_blocks == layout.count(full)
+    visited: list[tuple[int, int]] = []
+    blocks_seen: list[State] = []
+
+    def visit(block: int, call: int, state: State, entered: torch.Tensor) -> None:
+        visited.append((block, call))
+        if call == 1:
+            blocks_seen.append(state)
+
+    calls = [lambda batch=batch: forward_inputs(source, batch) for batch in batches]  # type: ignore[misc]
+    with torch.no_grad():
+        outputs = {call: output[0] for call, output, _ in streamed.run(calls, visit)}
+        for call, batch in enumerate(batches):
+            assert torch.equal(outputs[call], full(**forward_inputs(source, batch))[0])
+        for front in range(1, layout.count(full)):
+            _, features = capture(full, layout, Split(front, 0), ConstantResidual(), calls[1]())
+            assert_equal({f"front.{name}": value for name, value in blocks_seen[front - 1].items()}, features)
+        assert visited == [(block, call) for block in range(layout.count(full)) for call in range(2)]
+        visited.clear()
+        assert list(streamed.run(calls, visit, stop=2)) == []
+    assert visited == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_only_what_the_store_lacks_is_computed_once(flux: ModelSource, tmp_path: Path) -> None:
+    batches, split, asked = groups_of(flux), Split(2, 1), []
+    store = GroupStore(tmp_path)
+    read = reader(batches, asked)
+    store_features(flux, batches, split, store, read=read)
+    assert asked == [0, 1, 2, 3, 4]
+    kept = store.read(names_of(batches)[3])
+    store.discard(names_of(batches)[3])
+    asked.clear()
+    store_features(flux, batches, split, store, read=read)
+    assert asked == [3]
+    assert_equal(store.read(names_of(batches)[3]), kept)
+    asked.clear()
+    store_features(flux, batches, split, store, read=read)
+    assert asked == []
+
+
+def test_equal_keys_are_computed_once(flux: ModelSource, tmp_path: Path) -> None:
+    asked: list[int] = []
+    batch, store = group(flux), GroupStore(tmp_path)
+
+    def read(index: int) -> Input:
+        asked.append(index)
+        return Input("ab", batch.latents, batch.noise, batch.sigma, batch.text)
+
+    precompute(
+        flux, Split(1, 1), ConstantResidual(), ["ab", "ab", "ab"], read, store, window_bytes=1, dtype=torch.float32,
+        device=CPU, guidance=1.0,
+    )  # fmt: skip
+    assert len(asked) == 1
+
+
+def test_nothing_is_loaded_when_nothing_is_stored(
+    flux: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "StreamedTransformer", lambda *_: pytest.fail("a transformer was loaded"))
+    batches, store = groups_of(flux), GroupStore(tmp_path)
+    store_features(flux, batches, Split(0, 0), store)
+    store_features(flux, batches, Split(3, 0), store, rule=NoResidual())
+    assert store.size() == 0
+
+
+def test_a_front_alone_runs_no_block_behind_it(
+    flux: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[int] = []
+    block = StreamedTransformer.block
+
+    def counted(self: StreamedTransformer, index: int) -> Any:
+        loaded.append(index)
+        return block(self, index)
+
+    monkeypatch.setattr(StreamedTransformer, "block", counted)
+    store_features(flux, [group(flux)], Split(3, 0), GroupStore(tmp_path))
+    assert loaded == [0, 1, 2]
+
+
+def test_every_part_of_the_argument_is_part_of_the_key() -> None:
+    first = FeaturesArgument("w", ("a",), 3, 2, "residual", ("t",), "p", (0.25, 0.5), (1, 2), 1.0, "torch.float32")
+    changes: dict[str, Any] = {
+        "transformer": "v", "adapters": (), "front": 4, "tail": 1, "rule": "none", "text": ("u",), "pixels": "q",
+        "sigmas": (0.25, 0.5000001), "noise_seeds": (1, 3), "guidance": 1.5, "dtype": "torch.bfloat16",
+    }  # fmt: skip
+    assert set(changes) == set(first.__dataclass_fields__)
+    keys = {features_key(FeaturesArgument(**{**first.__dict__, name: value})) for name, value in changes.items()}
+    assert len(keys | {features_key(first)}) == len(changes) + 1
+    assert features_key(FeaturesArgument(**first.__dict__)) == features_key(first)
+    assert features_key(first) == key("features", first)

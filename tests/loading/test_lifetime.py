@@ -1,0 +1,178 @@
+"""What is alive during a phase and after it: one part of the pipeline at a time, and nothing of it afterwards."""
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+import transformers
+from diffusers.models.transformers.sana_transformer import SanaTransformerBlock
+from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock, FluxTransformerBlock
+from torch import nn
+
+from blockskip.config import from_flat
+from blockskip.data.pictures import read_pictures
+from blockskip.data.schedule import make_schedule
+from blockskip.encoding.pixels import store_pixels
+from blockskip.encoding.text import encode_prompts
+from blockskip.features.precompute import Input, precompute
+from blockskip.loading.source import ModelSource
+from blockskip.loading.transformer import StreamedTransformer, load_transformer
+from blockskip.method.skipping import ConstantResidual, SkippedModel
+from blockskip.method.split import Split
+from blockskip.preview.draw import Drawing, draw
+from blockskip.store.groups import GroupStore
+from tests.families.groups import CPU, adapt, group
+
+PARTS = (
+    diffusers.FluxTransformer2DModel, diffusers.SanaTransformer2DModel, diffusers.AutoencoderKL, diffusers.AutoencoderDC,
+    transformers.CLIPTextModel, transformers.T5EncoderModel, transformers.Gemma2Model,
+)  # fmt: skip
+BLOCKS = (FluxTransformerBlock, FluxSingleTransformerBlock, SanaTransformerBlock)
+
+
+class Alive:
+    """Weak references to every module made (or copied) since, and which parts were alive when a part was made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.modules: list[weakref.ref[nn.Module]] = []
+        self.order: list[tuple[str, list[str]]] = []
+        begin, restore = nn.Module.__init__, nn.Module.__setstate__
+
+        def init(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            if isinstance(module, PARTS):
+                self.order.append((type(module).__name__, [type(part).__name__ for part in self.now(PARTS)]))
+            self.modules.append(weakref.ref(module))
+            begin(module, *args, **kwargs)
+
+        def setstate(module: nn.Module, state: Any) -> None:
+            self.modules.append(weakref.ref(module))
+            restore(module, state)
+
+        monkeypatch.setattr(nn.Module, "__init__", init)
+        monkeypatch.setattr(nn.Module, "__setstate__", setstate)
+
+    def now(self, kinds: type | tuple[type, ...] = nn.Module) -> list[nn.Module]:
+        """The modules that are alive once the garbage is collected."""
+        gc.collect()
+        return [module for ref in self.modules if isinstance(module := ref(), kinds)]
+
+
+@pytest.fixture
+def alive(monkeypatch: pytest.MonkeyPatch) -> Iterator[Alive]:
+    gc.collect()
+    gc.freeze()  # what is there already is looked at no more: collecting takes a millisecond instead of half a second
+    try:
+        yield Alive(monkeypatch)
+    finally:
+        gc.unfreeze()
+
+
+def tensors() -> dict[int, torch.Tensor]:
+    """Every tensor that is alive and was made since the garbage collector was frozen, by identity."""
+    gc.collect()
+    return {id(value): value for value in gc.get_objects() if issubclass(type(value), torch.Tensor)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_no_parameter_of_a_skipped_block_is_alive(source: ModelSource, alive: Alive, dtype: torch.dtype) -> None:
+    layout, split = source.family.layout, Split(2, 2)
+    count = {"flux": 8, "sana": 6}[source.family.name]
+    model = load_transformer(source, split.skipped(count), dtype, CPU)
+    kept = [layout.blocks(model)[index] for index in split.middle(count)]
+    assert len([ref for ref in alive.modules if ref() is None or isinstance(ref(), BLOCKS)]) >= count
+    assert {id(block) for block in alive.now(BLOCKS)} == {id(block) for block in kept}
+
+    names = layout.names(model)
+    skipped = tuple(f"{names[index]}." for index in split.skipped(count))
+    assert not [name for name in model.state_dict() if name.startswith(skipped)]
+    own = {id(value): value for value in (*model.parameters(), *model.buffers())}
+    assert {value.device.type for value in own.values()} == {"cpu"}
+    assert {value.dtype for value in model.parameters()} == {dtype}
+    found = tensors()
+    assert own.keys() <= found.keys()
+    assert [value.shape for key, value in found.items() if key not in own and value.is_floating_point()] == []
+
+
+def test_nor_while_a_training_step_runs(source: ModelSource, alive: Alive) -> None:
+    count, split = {"flux": 8, "sana": 6}[source.family.name], Split(1, 2)
+    skipped = SkippedModel(
+        load_transformer(source, split.skipped(count), torch.float32, CPU), source.family.layout, split,
+        ConstantResidual(),
+    )  # fmt: skip
+    adapt(source, skipped.model, split.middle(count))
+    assert len(alive.now(BLOCKS)) == count - 3
+
+
+def _encode(source: ModelSource, _: Path, __: Path) -> None:
+    encode_prompts(source, ["a", "b"], 8, torch.float32, CPU)
+
+
+def _pixels(source: ModelSource, photos: Path, folder: Path) -> None:
+    pictures = read_pictures(str(photos), "a photo", resolution=64, full_resolution=128)
+    config = from_flat({"train.steps": 2})
+    sizes = {"resolution": 64, "full_resolution": 128, "stride": source.pixel_stride}
+    schedule = make_schedule(config, pictures, **sizes, distribution="uniform", shift=1.0)
+    store_pixels(source, schedule, schedule.groups[:2], torch.float32, CPU, GroupStore(folder))
+
+
+def _precompute(source: ModelSource, _: Path, folder: Path) -> None:
+    batch = group(source)
+    precompute(
+        source, Split(2, 1), ConstantResidual(), ["1", "2"],
+        lambda index: Input(str(index + 1), batch.latents, batch.noise, batch.sigma, batch.text),
+        GroupStore(folder), window_bytes=1 << 30, dtype=torch.float32, device=CPU, guidance=1.0,
+    )  # fmt: skip
+
+
+def _draw(source: ModelSource, _: Path, __: Path) -> None:
+    drawing = Drawing(("a",), height=64, width=64, steps=2, text_length=8)
+    draw(source, drawing, encode_prompts, torch.float32, CPU)
+
+
+def _draw_streamed(source: ModelSource, _: Path, __: Path) -> None:
+    drawing = Drawing(("a",), height=64, width=64, steps=2, text_length=8, stream=True)
+    draw(source, drawing, encode_prompts, torch.float32, CPU)
+
+
+TEXT = {"flux": ["CLIPTextModel", "T5EncoderModel"], "sana": ["Gemma2Model"]}
+VAE = {"flux": ["AutoencoderKL"], "sana": ["AutoencoderDC"]}
+DIT = {"flux": ["FluxTransformer2DModel"], "sana": ["SanaTransformer2DModel"]}
+
+
+@pytest.mark.parametrize(
+    ("phase", "parts"),
+    [
+        (_encode, (TEXT,)),
+        (_pixels, (VAE,)),
+        (_precompute, (DIT,)),
+        (_draw, (TEXT, DIT, VAE)),
+        (_draw_streamed, (TEXT, DIT, VAE)),
+    ],
+)
+def test_a_phase_holds_one_part_at_a_time_and_leaves_none(
+    source: ModelSource, photos: Path, tmp_path: Path, alive: Alive, phase: Callable[..., None], parts: tuple[Any, ...]
+) -> None:
+    phase(source, photos, tmp_path)
+    made = [name for name, _ in alive.order]
+    assert made == [name for part in parts for name in part[source.family.name]]
+    assert [beside for _, beside in alive.order] == [[]] * len(made), alive.order
+    assert len(alive.modules) > 10
+    assert alive.now() == []
+
+
+def test_one_block_at_a_time_is_alive_in_a_streamed_pass(source: ModelSource, alive: Alive) -> None:
+    streamed = StreamedTransformer(source, torch.float32, CPU)
+
+    def filled() -> list[nn.Module]:
+        return [block for block in alive.now(BLOCKS) if not next(block.parameters()).is_meta]
+
+    for index in range(streamed.num_blocks):
+        with streamed.block(index) as block:
+            assert [id(one) for one in filled()] == [id(block)]
+        del block
+        assert filled() == []
