@@ -1,8 +1,10 @@
-"""Attention by plain matrix products, for training on a CPU: at about 100 tokens the backward pass of the fused kernel takes three times as long."""
+"""Attention by plain matrix products, for training on a CPU.
+
+At about 100 tokens the backward pass of the fused kernel takes three times as long.
+"""
 
 import torch
 from torch import Tensor
-
 
 fused_attention = torch.nn.functional.scaled_dot_product_attention
 
@@ -17,7 +19,7 @@ def explicit_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v for (batch, heads, tokens, d); with a mask or any other option the fused kernel, as ever."""
+    """softmax(q k^T / sqrt(d)) v for (batch, heads, tokens, d); with any option, the fused kernel as ever."""
     if attn_mask is not None or dropout_p or is_causal or scale is not None or enable_gqa:
         return fused_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     batch, heads, tokens, width = query.shape

@@ -1,7 +1,7 @@
 """Twelve backgrounds drawn by code, each with random variations.
 
-Every function takes a random generator and a side `n` in pixels and returns float32 RGB in [0, 1] of shape (n, n, 3). Lengths are
-fractions of the side, so that a background looks the same at every size.
+Every function takes a random generator and a side `n` in pixels and returns float32 RGB in [0, 1] of shape (n, n, 3).
+Lengths are fractions of the side, so that a background looks the same at every size.
 """
 
 from collections.abc import Callable
@@ -106,7 +106,9 @@ def snow(rng: np.random.Generator, n: int) -> Array:
 def night(rng: np.random.Generator, n: int) -> Array:
     """Dark blue sky with stars and a moon, dark ground."""
     picture = _vertical(n, _colour(rng, (12, 16, 48), 0.02), _colour(rng, (45, 50, 105), 0.03))
-    picture = _over(picture, _dots(rng, n, int(rng.integers(16, 30)), 0.005, 0.010, 0.7), np.array([1, 1, 0.9], np.float32))
+    picture = _over(
+        picture, _dots(rng, n, int(rng.integers(16, 30)), 0.005, 0.010, 0.7), np.array([1, 1, 0.9], np.float32)
+    )
     y, x = _grid(n)
     cy, cx, radius = rng.uniform(0.1, 0.25), rng.uniform(0.1, 0.9), rng.uniform(0.06, 0.09)
     moon = np.clip((radius - np.hypot(y - cy, x - cx)) * n + 0.5, 0, 1)

@@ -73,13 +73,14 @@ def article(words: str) -> str:
 
 
 def rare_word(rng: np.random.Generator) -> str:
-    """Three or four random letters: names that mean nothing, so that "sks animal" draws some animal before anything is learned."""
+    """Three or four random letters, a name without meaning, so that "sks animal" draws some animal from the start."""
     return "".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz"), int(rng.integers(3, 5))))
 
 
 def caption(rng: np.random.Generator, thing: Thing, background: str) -> str:
     """A random caption: mostly full, sometimes the kind in place of the name (with or without a rare
-    word), without the background, or empty."""
+    word), without the background, or empty.
+    """
     if rng.random() < 0.1:
         return ""
     words = thing.name

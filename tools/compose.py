@@ -2,8 +2,8 @@
 
     python -m tools.compose --sprites objects --side 64 --count 48000 --seed 1 --out build/pictures/train64
 
-`--sprites objects` draws the model's own objects with captions; `--sprites any` draws every sprite of the package except the held-out
-subjects (for the VAE, which should know shapes in general).
+`--sprites objects` draws the model's own objects with captions; `--sprites any` draws every sprite of the package but
+the held-out subjects (for the VAE, which should know shapes in general).
 """
 
 import argparse
@@ -32,6 +32,7 @@ def general_sprites(folder: Path) -> list[Path]:
 
 
 def main() -> None:
+    """Composes one pool."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=Path("build"), help="work folder with the fetched packages")
     parser.add_argument("--sprites", choices=("objects", "any"), default="objects")

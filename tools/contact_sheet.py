@@ -1,6 +1,6 @@
 """Draws objects on backgrounds with the exported pipeline through plain `FluxPipeline`, as one labelled PNG.
 
-    python -m tools.contact_sheet --out docs/images/builtin_contact_sheet.png
+python -m tools.contact_sheet --out docs/images/builtin_contact_sheet.png
 """
 
 import argparse
@@ -14,7 +14,9 @@ from PIL import Image, ImageDraw
 from tools.captions import BACKGROUNDS, article
 
 
-def draw(pipeline: FluxPipeline, prompts: list[str], seed: int, call: dict[str, object], batch: int = 24) -> list[Image.Image]:
+def draw(
+    pipeline: FluxPipeline, prompts: list[str], seed: int, call: dict[str, object], batch: int = 24
+) -> list[Image.Image]:
     """One picture for each prompt; all start from the same seed's noise sequence."""
     pictures: list[Image.Image] = []
     for start in range(0, len(prompts), batch):
@@ -40,6 +42,7 @@ def sheet(rows: list[str], columns: list[str], pictures: list[Image.Image], side
 
 
 def main() -> None:
+    """Draws one sheet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=Path("src/blockskip/builtin/flux"))
     parser.add_argument("--out", type=Path, default=Path("docs/images/builtin_contact_sheet.png"))
@@ -48,7 +51,9 @@ def main() -> None:
     parser.add_argument("--size", type=int, help="pixels drawn; default: the model's own")
     parser.add_argument("--cell", type=int, default=80, help="pixels of one picture on the sheet")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=NUMBER", help="changes to the call, e.g. true_cfg_scale=4")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="KEY=NUMBER", help="changes to the call, e.g. true_cfg_scale=4"
+    )
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -63,7 +68,11 @@ def main() -> None:
     pipeline = FluxPipeline.from_pretrained(arguments.model, torch_dtype=torch.bfloat16)
     pipeline.set_progress_bar_config(disable=True)
     objects = arguments.objects or known["objects"]
-    prompts = [f"a photo of {article(name)} {BACKGROUNDS[background]}" for name in objects for background in arguments.backgrounds]
+    prompts = [
+        f"a photo of {article(name)} {BACKGROUNDS[background]}"
+        for name in objects
+        for background in arguments.backgrounds
+    ]
     pictures = draw(pipeline, prompts, arguments.seed, call)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     sheet(objects, arguments.backgrounds, pictures, arguments.cell).save(arguments.out)

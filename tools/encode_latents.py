@@ -1,6 +1,6 @@
 """Encodes a pool of pictures with the trained VAE: normalised float16 latents (count, 4, side/4, side/4).
 
-    python -m tools.encode_latents --pictures build/pictures/train64 --out build/latents/train64
+python -m tools.encode_latents --pictures build/pictures/train64 --out build/latents/train64
 """
 
 import argparse
@@ -15,6 +15,7 @@ from tools.train_vae import batch_of
 
 
 def main() -> None:
+    """Encodes one pool."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=Path("build"))
     parser.add_argument("--pictures", type=Path, required=True, help="stem of a .npy and a .json")
@@ -37,7 +38,8 @@ def main() -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     np.save(arguments.out.with_suffix(".npy"), latents)
     shutil.copy(arguments.pictures.with_suffix(".json"), arguments.out.with_suffix(".json"))
-    print(f"{len(latents)} latents, mean {latents[:2000].mean(dtype=np.float32):.3f}, deviation {latents[:2000].std(dtype=np.float32):.3f}")
+    some = latents[:2000].astype(np.float32)
+    print(f"{len(latents)} latents, mean {some.mean():.3f}, deviation {some.std():.3f}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Writes the trained weights' average as the built-in model: `src/blockskip/builtin/flux/`, bfloat16, with `builtin.json`.
+"""Writes the average of the trained weights as the built-in model, bfloat16, with `builtin.json`.
 
-    python -m tools.export --build build
+python -m tools.export --build build
 """
 
 import argparse
@@ -40,13 +40,14 @@ def description(trained: dict[str, object]) -> dict[str, object]:
 
 
 def main() -> None:
+    """Exports one checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=Path("build"))
     parser.add_argument("--out", type=Path, default=Path("src/blockskip/builtin/flux"))
     arguments = parser.parse_args()
 
     saved = torch.load(arguments.build / "flux.pt", map_location="cpu")
-    parts = new_parts(saved["heads"])
+    parts = new_parts(arguments.build, saved["heads"])
     parts.load_state_dict(saved["parts"], strict=True)
     parts.load_state_dict(saved["average"], strict=False)
     vae = AutoencoderKL.from_pretrained(arguments.build / "vae")

@@ -1,6 +1,6 @@
 """Fetches the picture packages by name and version from the npm registry, with the `npm` program, into a work folder.
 
-    python -m tools.fetch --build build
+python -m tools.fetch --build build
 """
 
 import argparse
@@ -13,6 +13,7 @@ PACKAGES = ("@lobehub/fluent-emoji-3d@1.1.0", "@lobehub/fluent-emoji-anim-3@1.0.
 
 
 def main() -> None:
+    """Fetches the packages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=Path("build"), help="work folder; git ignores `build/`")
     arguments = parser.parse_args()
@@ -20,7 +21,9 @@ def main() -> None:
     if npm is None:
         sys.exit("The program `npm` is needed to fetch the pictures and was not found: install Node.js with npm.")
     arguments.build.mkdir(parents=True, exist_ok=True)
-    subprocess.run([npm, "install", "--prefix", str(arguments.build), "--no-save", "--ignore-scripts", *PACKAGES], check=True)
+    subprocess.run(
+        [npm, "install", "--prefix", str(arguments.build), "--no-save", "--ignore-scripts", *PACKAGES], check=True
+    )
 
 
 if __name__ == "__main__":

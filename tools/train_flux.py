@@ -1,11 +1,12 @@
-"""Trains the transformer and both text encoders on stored latents: rectified flow, Muon and AdamW, an average of the weights.
+"""Trains the transformer and both text encoders on stored latents, as a rectified flow.
 
     python -m tools.train_flux --build build --minutes 90
 
 noisy = (1 - sigma) * latents + sigma * noise, target = noise - latents, sigma logit-normal, loss = mean squared error.
-The first part of the time all steps are at 64 px; in the last `--large-share` every second step is at 128 px, with fewer pictures. The last
-`--decay-share` lowers the learning rate to zero. Goes on from `build/flux.pt` when that exists; `--start FOLDER` begins from a saved
-pipeline's weights instead. Stop it at any time: at most two minutes are lost.
+First all steps are at 64 px; in the last `--large-share` of the time every second step is at 128 px, with fewer.
+The last `--decay-share` lowers the learning rate to zero. Goes on from `build/flux.pt` when that exists;
+`--start FOLDER` begins from a saved pipeline's weights instead, with fresh optimisers. What is exported is a running
+average of the weights. Stop it at any time: at most two minutes are lost.
 """
 
 import argparse
@@ -33,7 +34,7 @@ class Pool:
         number = {caption: index for index, caption in enumerate(unique)}
         self.latents = np.load(stem.with_suffix(".npy"), mmap_mode="r")
         self.row = torch.tensor([number[caption] for caption in captions])
-        ids = dict(padding="max_length", max_length=LENGTH, truncation=True, return_tensors="pt")
+        ids = {"padding": "max_length", "max_length": LENGTH, "truncation": True, "return_tensors": "pt"}
         self.pooled_ids = parts.tokenizer(unique, **ids).input_ids.to(device)
         self.text_ids = parts.tokenizer_2(unique, **ids).input_ids.to(device)
         self.device = device
@@ -74,7 +75,7 @@ def flow_loss(parts: nn.Module, pool: Pool, rows: np.ndarray, generator: torch.G
     return (velocity.float() - (noise - latents)).pow(2).mean()
 
 
-def optimizers_for(parts: Parts, learning_rate: float) -> list[torch.optim.Optimizer]:
+def optimizers_for(parts: Parts, learning_rate: float, learning_rate_others: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the blocks, AdamW for modulations, ends, embeddings, norms and biases."""
     matrices, others = [], []
     for name, weight in parts.named_parameters():
@@ -83,7 +84,7 @@ def optimizers_for(parts: Parts, learning_rate: float) -> list[torch.optim.Optim
         (matrices if hidden else others).append(weight)
     return [
         Muon(matrices, lr=learning_rate, weight_decay=0.01),
-        torch.optim.AdamW(others, lr=learning_rate / 2, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
+        torch.optim.AdamW(others, lr=learning_rate_others, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
     ]
 
 
@@ -96,6 +97,7 @@ def kept_back_loss(parts: nn.Module, pool: Pool, batch: int) -> float:
 
 
 def main() -> None:
+    """Trains for the given time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=Path("build"))
     parser.add_argument("--start", type=Path, help="folder of a saved pipeline to begin from, with fresh optimisers")
@@ -103,7 +105,8 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=4, help="the width is 64 times this")
     parser.add_argument("--batch", type=int, default=32, help="pictures of 64 px in a step")
     parser.add_argument("--batch-large", type=int, default=8, help="pictures of 128 px in a step")
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--learning-rate", type=float, default=4e-3, help="of the matrices (Muon)")
+    parser.add_argument("--learning-rate-others", type=float, default=1e-3, help="of embeddings, modulations, norms")
     parser.add_argument("--large-share", type=float, default=0.25)
     parser.add_argument("--decay-share", type=float, default=0.3)
     parser.add_argument("--average", type=float, default=0.999, help="decay of the average of the weights")
@@ -119,9 +122,12 @@ def main() -> None:
         use_explicit_attention()
 
     checkpoint = arguments.build / "flux.pt"
-    parts = (saved_parts(arguments.start) if arguments.start else new_parts(arguments.heads)).to(device)
+    parts = (saved_parts(arguments.start) if arguments.start else new_parts(arguments.build, arguments.heads)).to(
+        device
+    )
     average = {name: weight.detach().clone() for name, weight in parts.named_parameters()}
-    optimizers = optimizers_for(parts, arguments.learning_rate)
+    rates = (arguments.learning_rate, arguments.learning_rate_others)
+    optimizers = optimizers_for(parts, *rates)
     step, pictures, earlier = 0, 0, 0.0
     if checkpoint.exists() and not arguments.start:
         saved = torch.load(checkpoint, map_location=device)
@@ -139,7 +145,13 @@ def main() -> None:
     print(f"{sum(w.numel() for w in parts.parameters()) / 1e6:.2f}M parameters, from step {step}", flush=True)
 
     def save() -> None:
-        state = {"parts": parts.state_dict(), "average": average, "step": step, "pictures": pictures, "heads": arguments.heads}
+        state = {
+            "parts": parts.state_dict(),
+            "average": average,
+            "step": step,
+            "pictures": pictures,
+            "heads": arguments.heads,
+        }
         state["seconds"] = earlier + time.monotonic() - begun
         state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
         torch.save(state, checkpoint.with_suffix(".tmp"))
@@ -148,13 +160,11 @@ def main() -> None:
     begun = saved_at = logged_at = time.monotonic()
     first, losses, weights, averages = step, [], list(parts.parameters()), list(average.values())
     while (share := (time.monotonic() - begun) / (60 * arguments.minutes)) < 1:
-        rate = arguments.learning_rate * min(1.0, (step - first + 1) / 100)
-        rate *= min(1.0, max(0.01, (1 - share) / max(arguments.decay_share, 1e-6)))
-        for optimizer, factor in zip(optimizers, (1.0, 0.5), strict=True):
-            optimizer.param_groups[0]["lr"] = rate * factor
+        rate = min(1.0, (step - first + 1) / 50) * min(1.0, max(0.01, (1 - share) / max(arguments.decay_share, 1e-6)))
+        for optimizer, full in zip(optimizers, rates, strict=True):
+            optimizer.param_groups[0]["lr"] = rate * full
         is_large = share > 1 - arguments.large_share and step % 2 == 1
         pool, count = (pools[128], arguments.batch_large) if is_large else (pools[64], arguments.batch)
-        torch.compiler.set_stance("force_eager" if is_large else "default")
         loss = flow_loss(parts, pool, rng.choice(len(pool.latents) - 256, count, replace=False))
         parts.zero_grad(set_to_none=True)
         loss.backward()
@@ -168,19 +178,20 @@ def main() -> None:
         if step % 100 == 0:
             now = time.monotonic()
             print(
-                f"step {step} loss {np.mean(losses):.4f} rate {rate:.1e} {100 / (now - logged_at):.2f} steps/s "
+                f"step {step} loss {np.mean(losses):.4f} rate {rate:.2f} {100 / (now - logged_at):.2f} steps/s "
                 f"minute {(now - begun) / 60:.1f}",
                 flush=True,
             )
             losses, logged_at = [], now
         if step % 500 == 0:
-            torch.compiler.set_stance("default")
             print(f"  kept-back loss {kept_back_loss(parts, pools[64], arguments.batch):.4f}", flush=True)
         if time.monotonic() - saved_at > 120:
             save()
             saved_at = time.monotonic()
         if not math.isfinite(loss.item()):
-            raise SystemExit(f"The loss is {loss.item()} at step {step}; go on from {checkpoint} with a lower --learning-rate.")
+            raise SystemExit(
+                f"The loss is {loss.item()} at step {step}; go on from {checkpoint} with a lower --learning-rate."
+            )
     save()
     print(f"done: step {step}, kept-back loss {kept_back_loss(parts, pools[64], arguments.batch):.4f}")
 

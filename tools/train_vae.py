@@ -2,8 +2,9 @@
 
     python -m tools.train_vae --build build --minutes 15
 
-loss = L1 + 0.5 * L1 of gradients + 0.3 * perceptual distance + 1e-5 * KL, over composites of all sprites: seven batches at 64 px for one at
-128 px. Runs on from `build/vae.pt` when that exists. The last third of the time lowers the learning rate to zero.
+loss = L1 + 0.5 * L1 of gradients + 0.3 * perceptual distance + 1e-5 * KL, over composites of all sprites: seven batches
+at 64 px for one at 128 px. Runs on from `build/vae.pt` when that exists. The last third of the time lowers the learning
+rate to zero.
 """
 
 import argparse
@@ -75,11 +76,14 @@ def set_latent_statistics(vae: AutoencoderKL, pictures: np.ndarray, device: torc
         vae.encode(batch_of(pictures, np.arange(start, start + 64), device)).latent_dist.mode()
         for start in range(0, min(1024, len(pictures)), 64)
     ])  # fmt: skip
-    vae.register_to_config(shift_factor=round(float(latents.mean()), 5), scaling_factor=round(1 / float(latents.std()), 5))
+    vae.register_to_config(
+        shift_factor=round(float(latents.mean()), 5), scaling_factor=round(1 / float(latents.std()), 5)
+    )
     print("latent mean and deviation by channel", latents.mean((0, 2, 3)).tolist(), latents.std((0, 2, 3)).tolist())
 
 
 def main() -> None:
+    """Trains for the given time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=Path("build"))
     parser.add_argument("--minutes", type=float, default=15)
@@ -141,7 +145,10 @@ def main() -> None:
         if step % 50 == 0:
             mean_loss, mean_error = np.mean(marks, axis=0)
             speed = seen / (time.monotonic() - begun)
-            print(f"step {step} loss {mean_loss:.4f} psnr {-10 * np.log10(mean_error / 4):.2f} dB {speed:.1f} pictures/s", flush=True)
+            print(
+                f"step {step} loss {mean_loss:.4f} psnr {-10 * np.log10(mean_error / 4):.2f} dB {speed:.1f} pictures/s",
+                flush=True,
+            )
             marks = []
         if step % 500 == 0:
             save()
@@ -151,7 +158,9 @@ def main() -> None:
     final = average.module.eval()
     set_latent_statistics(final, np.asarray(small[:1024]), device)
     final.save_pretrained(arguments.build / "vae")
-    print(f"done: step {step}, kept-back psnr {psnr(final, kept_back, device):.2f} dB, saved in {arguments.build / 'vae'}")
+    print(
+        f"done: step {step}, kept-back psnr {psnr(final, kept_back, device):.2f} dB, saved in {arguments.build / 'vae'}"
+    )
 
 
 if __name__ == "__main__":

@@ -74,10 +74,16 @@ def layers(source: ModelSource, model: nn.Module, middle: Sequence[int]) -> list
 
 
 def adapt(
-    source: ModelSource, model: nn.Module, middle: Sequence[int], *, zero: bool = False, dropout: float = 0.0
+    source: ModelSource,
+    model: nn.Module,
+    middle: Sequence[int],
+    *,
+    zero: bool = False,
+    alpha: float = ALPHA,
+    dropout: float = 0.0,
 ) -> dict[str, nn.Parameter]:
     """LoRA on the middle blocks, the same for the same blocks; both factors count unless `zero`. By name."""
-    add_lora(model, layers(source, model, middle), RANK, ALPHA, dropout, seed=3)
+    add_lora(model, layers(source, model, middle), RANK, alpha, dropout, seed=3)
     found = {name: value for name, value in sorted(model.named_parameters()) if "lora_" in name}
     generator = torch.Generator().manual_seed(4)
     for name, value in found.items():

@@ -64,7 +64,6 @@ class Alive:
 
 @pytest.fixture
 def alive(monkeypatch: pytest.MonkeyPatch) -> Iterator[Alive]:
-    gc.collect()
     gc.freeze()  # what is there already is looked at no more: collecting takes a millisecond instead of half a second
     try:
         yield Alive(monkeypatch)

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # the first step of an optimiser imports it; imported before the fork, like all that takes long
 
 from blockskip import cli
 from blockskip.families import FAMILIES
@@ -41,6 +42,7 @@ from blockskip.loading import transformer
 from blockskip.measure import Meter
 from blockskip.run import api
 from blockskip.training import loop
+from tests import tiny
 
 TEMPORARY = re.compile(r"\.(.+)\.\d+(-[0-9a-f]{32})?\.tmp")
 
@@ -166,6 +168,7 @@ def do(job: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    assert tiny.CLIPTextModel and tiny.AutoencoderKL  # whose modules are imported by that
     api.write_run_report = lambda result: result.output  # it takes as long as a run
     gc.collect()
     gc.freeze()

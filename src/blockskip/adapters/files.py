@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from peft.utils.other import get_pattern_key
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -25,15 +28,12 @@ class LoraFile:
 
     Args:
         tensors: by PEFT name without the ``transformer.`` prefix.
-        targets: full names of the layers.
-        rank, lora_alpha: of all pairs.
+        scales: by the full names of the layers, what B A is multiplied by: alpha / rank.
         header: every other entry of the header.
     """
 
     tensors: dict[str, torch.Tensor]
-    targets: list[str]
-    rank: int
-    lora_alpha: float
+    scales: dict[str, float]
     header: dict[str, str]
 
 
@@ -68,11 +68,24 @@ def save_lora(
         raise ValueError(f"the adapter has values that are not finite in {broken[0]}")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE_NAME
-    write(path, lambda temporary: save_file(tensors, temporary, metadata={"format": "pt", **header}))
+    write(path, lambda temporary: _save_sorted(temporary, tensors, {"format": "pt", **header}))
     with safe_open(path, framework="pt") as saved:
-        if set(saved.keys()) != set(tensors):
+        whole = set(saved.keys()) == set(tensors)
+        if not whole or not all(torch.equal(saved.get_tensor(name), value) for name, value in tensors.items()):
             raise ValueError(f'"{path}" does not hold the adapter that was written')
     return path
+
+
+def _save_sorted(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+    """``save_file`` with the metadata in order: the library shuffles it, and equal adapters would be other bytes."""
+    save_file(dict(tensors), path, metadata=dict(metadata))
+    with path.open("rb+") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        stream.seek(8)
+        stream.write(text.ljust(length))
 
 
 def find_lora(path: Path) -> Path:
@@ -110,7 +123,14 @@ def read_lora(path: Path, key: str = "--lora") -> LoraFile:
         )
     try:
         values = json.loads(header.pop(DIFFUSERS_KEY, "{}"))
-    except ValueError:
-        values = {}
-    rank = state[f"{pairs[0]}.lora_A.weight"].shape[0]
-    return LoraFile(state, pairs, rank, float(values.get(f"{PREFIX}lora_alpha", rank)), header)
+        scales = {name: _scale(name, state[f"{name}.lora_A.weight"].shape[0], values) for name in pairs}
+    except (ValueError, TypeError, AttributeError):
+        raise UserError(f'{key}: "{path}" has a damaged "{DIFFUSERS_KEY}" in its header.') from None
+    return LoraFile(state, scales, header)
+
+
+def _scale(name: str, rank: int, values: Mapping[str, Any]) -> float:
+    """alpha / rank of a layer, as diffusers and PEFT read the header; without one alpha is the layer's rank."""
+    alphas = values.get(f"{PREFIX}alpha_pattern") or {}
+    alpha = alphas.get(get_pattern_key(list(alphas), name), values.get(f"{PREFIX}lora_alpha", rank))
+    return float(alpha) / (math.sqrt(rank) if values.get(f"{PREFIX}use_rslora") else rank)

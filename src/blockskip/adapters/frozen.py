@@ -34,9 +34,9 @@ class FrozenAdapters:
         self._pairs: dict[str, list[tuple[torch.Tensor, torch.Tensor, float]]] = {}
         for file in self.files:
             lora = read_lora(file, key)
-            for name in lora.targets:
+            for name, factor in lora.scales.items():
                 a, b = lora.tensors[f"{name}.lora_A.weight"], lora.tensors[f"{name}.lora_B.weight"]
-                self._pairs.setdefault(name, []).append((a, b, lora.lora_alpha / a.shape[0]))
+                self._pairs.setdefault(name, []).append((a, b, factor))
 
     def identity(self) -> tuple[str, ...]:
         """The files' hashes, and the strength, for the keys of stores."""

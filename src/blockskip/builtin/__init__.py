@@ -16,7 +16,7 @@ def subjects() -> list[str]:
 
 
 def subject_path(name: str) -> Path:
-    """The folder of a held-out subject: `train/`, `heldout/` and `subject.json`. Raises KeyError for an unknown name."""
+    """The folder of a held-out subject (`train/`, `heldout/`, `subject.json`). Raises KeyError for an unknown name."""
     if name not in subjects():
         raise KeyError(f"No built-in subject is called {name!r}; there are {', '.join(subjects())}.")
     return _HERE / "subjects" / name

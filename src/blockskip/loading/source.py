@@ -126,7 +126,10 @@ def open_model(path: str, revision: str | None = None) -> ModelSource:
         raise UserError(f'model.path = "{path}": its model_index.json is damaged; fetch the model again.') from None
     family = family_of(class_name)
     settings = folder / "builtin.json"
-    found = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+    try:
+        found = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+    except ValueError:
+        raise UserError(f'model.path = "{path}": its builtin.json is damaged; fetch the model again.') from None
     source = ModelSource(path, folder, family, found, hub)
     if hub is None:
         parts = ["transformer", "vae", *(encoder for _, encoder in family.text_parts)]

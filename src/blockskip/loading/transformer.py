@@ -81,10 +81,10 @@ def _load(
     removed: dict[int, nn.Module] = {}
     with _stubs_after_construction(cls, source.family.layout, skip, removed):
         model = cls.from_pretrained(source.part_folder("transformer"), torch_dtype=dtype)
-    model.requires_grad_(False).eval()
+    model = model.requires_grad_(False).eval().to(device)
     if adapters is not None:
         adapters.attach(model)
-    return model.to(device), removed
+    return model, removed
 
 
 class StreamedTransformer:

@@ -61,6 +61,11 @@ class Weights:
         return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
+def _plain_first(file: Path) -> tuple[int, str]:
+    """Sorts ``model.safetensors`` before its variants (``model.fp16.safetensors``), as ``from_pretrained`` takes it."""
+    return file.name.count("."), file.name
+
+
 def _open(file: Path):  # type: ignore[no-untyped-def]
     try:
         return safe_open(file, framework="pt")
