@@ -8,6 +8,7 @@ import os
 import sys
 import types
 import typing
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,7 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code: 0 done, 1 the run cannot go on, 2 bad input, 3 out of memory."""
     _quiet_libraries()
     try:
-        return _run(list(sys.argv[1:] if arguments is None else arguments))
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            return _run(list(sys.argv[1:] if arguments is None else arguments))
     except UserError as error:
         for problem in error.problems:
             print(f"blockskip: {problem}", file=sys.stderr)
@@ -81,14 +84,19 @@ def _add_train(verbs: Any) -> None:
         "train", help="personalise a model with your pictures", allow_abbrev=False,
         description="Personalise a model. An interrupted run continues with the same command. Settings come from "
         "--config, then from the options here; every key of the file is an option.",
+        usage="blockskip train [--config FILE] [--model M] [--images FOLDER] [--prompt TEXT] [--output FOLDER] ...",
     )  # fmt: skip
     parser.set_defaults(call=_train)
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
     common = parser.add_argument_group("in short")
+    keys = leaves()
     for option, name in SHORT.items():
-        common.add_argument(option, dest=name, default=argparse.SUPPRESS, metavar="VALUE", help=name)
+        hint, item = keys[name]
+        also = f" (the same as --{name.replace('_', '-')})" if "." in name else ""
+        help = item.metadata["help"].replace("%", "%%") + also
+        common.add_argument(option, dest=name, default=argparse.SUPPRESS, metavar=_kind(hint), help=help)
     group = parser
-    for name, (hint, item) in leaves().items():
+    for name, (hint, item) in keys.items():
         section = name.partition(".")[0]
         if "." not in name:
             continue
@@ -124,6 +132,9 @@ def _add_generate(verbs: Any) -> None:
     parser.add_argument("--guidance-scale", type=float, help="default: the model's")
     parser.add_argument("--lora-scale", type=float, default=1.0, help="strength of the LoRA (default: 1)")
     parser.add_argument("--stream", action="store_true", help="load one block at a time")
+    parser.add_argument(
+        "--batch-size", type=int, default=1, help="pictures that go through the transformer together (default: 1)"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16")
 
@@ -156,14 +167,15 @@ def _train(given: argparse.Namespace) -> int:
 def _generate(given: argparse.Namespace) -> int:
     from blockskip.run import generate
 
-    for name in ("images", "height", "width", "num_inference_steps"):
+    for name in ("images", "height", "width", "num_inference_steps", "batch_size"):
         value = getattr(given, name)
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}.")
     pictures = generate(
         given.prompt, given.lora, model=given.model, images=given.images, seed=given.seed, height=given.height,
         width=given.width, num_inference_steps=given.num_inference_steps, guidance_scale=given.guidance_scale,
-        lora_scale=given.lora_scale, stream=given.stream, device=given.device, dtype=given.dtype,
+        lora_scale=given.lora_scale, stream=given.stream, batch_size=given.batch_size, device=given.device,
+        dtype=given.dtype,
     )  # fmt: skip
     given.output.mkdir(parents=True, exist_ok=True)
     for index, picture in enumerate(pictures):
@@ -209,6 +221,13 @@ def _kind(hint: Any) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return "{" + ",".join(str(item) for item in typing.get_args(hint)) + "}"
     return {int: "N", float: "X", str: "TEXT"}.get(hint, "VALUE")
+
+
+def _show_warning(message: Warning | str, category: type[Warning], file: str, line: int, *_: Any) -> None:
+    """Our own warnings as a sentence; those of libraries with their place, as Python shows them."""
+    ours = category is UserWarning and Path(file).is_relative_to(Path(__file__).parent)
+    text = f"blockskip: {message}\n" if ours else warnings.formatwarning(message, category, file, line)
+    sys.stderr.write(text)
 
 
 def _quiet_libraries() -> None:

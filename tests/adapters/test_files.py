@@ -23,7 +23,17 @@ from blockskip.loading.source import ModelSource
 from blockskip.loading.transformer import empty_transformer
 from blockskip.method.split import Split
 from blockskip.store.files import write_atomically
-from tests.families.groups import ALPHA, RANK, adapt, capture_features, forward_inputs, group, layers, stubbed, transformer
+from tests.families.groups import (
+    ALPHA,
+    RANK,
+    adapt,
+    capture_features,
+    forward_inputs,
+    group,
+    layers,
+    stubbed,
+    transformer,
+)
 
 SPLIT = Split(2, 0)  # a front alone: the live model is exact
 #: What diffusers says of every FLUX adapter that has no text encoder in it.
@@ -146,7 +156,11 @@ def test_the_file_is_written_whole_with_its_names_and_header(source: ModelSource
 
 def test_the_same_adapter_is_the_same_bytes(tmp_path: Path) -> None:
     state = {"block.lora_A.weight": torch.randn(2, 3), "block.lora_B.weight": torch.randn(3, 2)}
-    texts = {"prompt": 'a "photo" of\n\t sks \\ dog\x01\x7f', "emoji": "a 🐕, 犬 or dög", **{str(i): "x" * i for i in range(40)}}
+    texts = {
+        "prompt": 'a "photo" of\n\t sks \\ dog\x01\x7f',
+        "emoji": "a 🐕, 犬 or dög",
+        **{str(i): "x" * i for i in range(40)},
+    }
     files = {save_lora(tmp_path / str(i), state, texts, write_atomically).read_bytes() for i in range(4)}
     assert len(files) == 1
     assert read_lora(tmp_path / "0" / FILE_NAME).header == {"format": "pt", **texts}

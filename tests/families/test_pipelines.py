@@ -159,7 +159,10 @@ def test_guidance_is_one_number_a_sample_where_the_model_takes_it(
     assert set(guidance.tolist()) == {3.5}
     sprint = dict(sana.config("transformer"), guidance_embeds=True)
     batch = group(sana, 3)
-    assert sana.family.forward_inputs(sprint, batch.latents, batch.sigma, batch.text, 2.0)["guidance"].tolist() == [2.0] * 3
+    assert (
+        sana.family.forward_inputs(sprint, batch.latents, batch.sigma, batch.text, 2.0)["guidance"].tolist()
+        == [2.0] * 3
+    )
 
 
 def test_latents_are_packed_as_the_pipeline_packs_them(pipelines: Callable[[str], Pipeline], flux: ModelSource) -> None:

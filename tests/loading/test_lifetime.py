@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +63,9 @@ class Alive:
 
 
 @pytest.fixture
-def alive(monkeypatch: pytest.MonkeyPatch) -> Iterator[Alive]:
-    gc.freeze()  # what is there already is looked at no more: collecting takes a millisecond instead of half a second
-    try:
-        yield Alive(monkeypatch)
-    finally:
-        gc.unfreeze()
+def alive(monkeypatch: pytest.MonkeyPatch) -> Alive:
+    gc.freeze()  # what is there already is looked at no more
+    return Alive(monkeypatch)
 
 
 def tensors() -> dict[int, torch.Tensor]:

@@ -68,7 +68,9 @@ def test_the_hub_s_own_hash_is_taken(tmp_path: Path) -> None:
 
 def test_beside_a_variant_the_plain_file_is_taken_as_from_pretrained_takes_it(part: Path) -> None:
     expected = load_file(part / NAME)
-    save_file({name: torch.zeros_like(value) for name, value in expected.items()}, part / NAME.replace(".", ".fp16.", 1))
+    save_file(
+        {name: torch.zeros_like(value) for name, value in expected.items()}, part / NAME.replace(".", ".fp16.", 1)
+    )
     found = Weights(part).read(["x_embedder.weight"])["x_embedder.weight"]
     assert torch.equal(found, FluxTransformer2DModel.from_pretrained(part).x_embedder.weight)
     assert torch.equal(found, expected["x_embedder.weight"])

@@ -117,8 +117,12 @@ def test_only_image_tokens_get_the_residual(flux: ModelSource) -> None:
     blocks = flux.family.layout.blocks(skipped.model)
     first, last = blocks[-2], blocks[-1]
     assert isinstance(first, Stub) and isinstance(last, Stub)
-    first.register_forward_pre_hook(lambda _, args, kwargs: seen.append(first.incoming(*args, **kwargs)), with_kwargs=True)
-    last.register_forward_pre_hook(lambda _, args, kwargs: seen.append(last.incoming(*args, **kwargs)), with_kwargs=True)
+    first.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(first.incoming(*args, **kwargs)), with_kwargs=True
+    )
+    last.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(last.incoming(*args, **kwargs)), with_kwargs=True
+    )
     with torch.no_grad():
         skipped(features, **forward_inputs(flux, batch))
     before, after = seen

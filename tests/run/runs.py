@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,10 +110,12 @@ class Runs:
         """Do a run, or continue the one in ``output``; without its report, which takes as long as the run."""
         output = output or self.folder()
         settings = self.settings(output=output, **changes)
-        if report:
-            return Run(output, blockskip.train(**settings))
-        with patch("blockskip.run.api.write_run_report"):
-            return Run(output, blockskip.train(**settings))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "[0-9]+ groups are too few")
+            if report:
+                return Run(output, blockskip.train(**settings))
+            with patch("blockskip.run.api.write_run_report"):
+                return Run(output, blockskip.train(**settings))
 
     def once(self, **changes: Any) -> Run:
         """The same, but runs with the same changes are done once; read its folder only."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from blockskip.data.schedule import Group, Schedule, sample_pixels
 from blockskip.keys import key
 from blockskip.loading.source import ModelSource
 from blockskip.loading.weights import Weights
+from blockskip.memory import release
 from blockskip.precision import compute
 from blockskip.progress import progress
 from blockskip.store.groups import GroupStore
@@ -84,5 +84,5 @@ def store_pixels(
             store.write(name, {"latents": latents.float().to("cpu").contiguous()})
             bar.advance()
     del vae
-    gc.collect()
+    release()
     return keys

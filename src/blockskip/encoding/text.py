@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from blockskip.families import Text
 from blockskip.keys import file_sha256, key
 from blockskip.loading.source import ModelSource
 from blockskip.loading.weights import Weights
+from blockskip.memory import release
 from blockskip.precision import compute
 from blockskip.progress import progress
 from blockskip.store.groups import GroupStore
@@ -62,7 +62,7 @@ def encode_prompts(
                 text |= {name: value.to("cpu").contiguous() for name, value in encoded.items()}
                 bar.advance()
             del encoder
-            gc.collect()
+            release()
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +11,7 @@ from blockskip.families import Text
 from blockskip.keys import key
 from blockskip.loading.source import ModelSource
 from blockskip.loading.transformer import Adapters, StreamedTransformer
+from blockskip.memory import release
 from blockskip.method.layout import State
 from blockskip.method.skipping import SkipRule, span_features
 from blockskip.method.split import Split
@@ -105,7 +105,7 @@ def precompute(
             done += len(window)
             size = max(1, window_bytes // max(1, group_bytes))
     del transformer
-    gc.collect()
+    release()
 
 
 def _run_window(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +14,7 @@ from blockskip.errors import RunError, UserError
 from blockskip.families import Text, stack_text
 from blockskip.loading.source import ModelSource
 from blockskip.loading.transformer import Adapters, StreamedTransformer, load_transformer
+from blockskip.memory import release
 from blockskip.precision import compute
 from blockskip.preview.denoise import Predictor, denoise
 
@@ -110,7 +110,7 @@ def draw(
         predict, source.load("scheduler"), int(steps), tokens, noise, stacked, opposite, scale, dtype, device
     )
     del model, predict
-    gc.collect()
+    release()
     flat = iter(decode(source, [picture[None] for batch in latents for picture in batch], dtype, device))
     return [[next(flat) for _ in drawing.seeds] for _ in drawing.prompts]
 
@@ -134,7 +134,7 @@ def decode(
         array = (pixels / 2 + 0.5).clamp(0, 1).permute(1, 2, 0).numpy()
         pictures.append(Image.fromarray((array * 255).round().astype(np.uint8)))
     del vae
-    gc.collect()
+    release()
     return pictures
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from blockskip.features.precompute import FeaturesArgument, Input, features_key,
 from blockskip.loading.transformer import load_transformer
 from blockskip.loading.weights import Weights
 from blockskip.measure import PhaseRecord
+from blockskip.memory import release
 from blockskip.method.skipping import SkippedModel
 from blockskip.progress import Progress, progress, say
 from blockskip.run.lora_file import write_sorted
@@ -154,6 +154,7 @@ class _Job:
             self.text_keys = store_prompts(self.source, captions, prepared.text_length, dtype, device, self.text_store)
         with self.meter.phase("encode pictures"):
             self.pixel_keys = store_pixels(self.source, prepared.schedule, groups, dtype, device, self.pixel_store)
+        self._count_cache()
         self.records.save()
         self.texts: dict[str, Text] = {caption: self.text_store.read(key) for caption, key in self.text_keys.items()}
         self.feature_keys = self._feature_keys()
@@ -221,6 +222,9 @@ class _Job:
                 self.feature_store, window_bytes=prepared.window_bytes, dtype=prepared.dtype, device=prepared.device,
                 guidance=prepared.guidance, adapters=prepared.adapters,
             )  # fmt: skip
+        self._count_cache()
+
+    def _count_cache(self) -> None:
         stores = (self.text_store, self.pixel_store, self.feature_store)
         self.records.cache_bytes = max(self.records.cache_bytes, sum(store.size() for store in stores))
 
@@ -245,7 +249,7 @@ class _Job:
         if until >= self.config.train.steps:
             self._save(adapter_state(model), trainer.skipped_steps)
         del trainer, stubbed, parameters, model
-        gc.collect()
+        release()
         found = latest_checkpoint(self.output / "checkpoints")
         if found is None or found.step < until:
             raise RunError(f'The checkpoint of step {until} in "{self.output}" cannot be read back; is the disk full?')
