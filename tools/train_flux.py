@@ -3,7 +3,7 @@
     python -m tools.train_flux --build build --minutes 90
 
 noisy = (1 - sigma) * latents + sigma * noise, target = noise - latents, sigma logit-normal, loss = mean squared error.
-First all steps are at 64 px; in the last `--large-share` of the time every second step is at 128 px, with fewer.
+First all steps are at 64 px; in the last `--large-share` of the time every third step is at 128 px, with fewer.
 The last `--decay-share` lowers the learning rate to zero. Goes on from `build/flux.pt` when that exists;
 `--start FOLDER` begins from a saved pipeline's weights instead, with fresh optimisers. What is exported is a running
 average of the weights. Stop it at any time: at most two minutes are lost.
@@ -107,8 +107,9 @@ def main() -> None:
     parser.add_argument("--batch-large", type=int, default=8, help="pictures of 128 px in a step")
     parser.add_argument("--learning-rate", type=float, default=4e-3, help="of the matrices (Muon)")
     parser.add_argument("--learning-rate-others", type=float, default=1e-3, help="of embeddings, modulations, norms")
-    parser.add_argument("--large-share", type=float, default=0.25)
-    parser.add_argument("--decay-share", type=float, default=0.3)
+    parser.add_argument("--large-share", type=float, default=0.5)
+    parser.add_argument("--large-every", type=int, default=3, help="in that share, every how many steps")
+    parser.add_argument("--decay-share", type=float, default=0.4)
     parser.add_argument("--average", type=float, default=0.999, help="decay of the average of the weights")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--compile", action="store_true")
@@ -163,7 +164,7 @@ def main() -> None:
         rate = min(1.0, (step - first + 1) / 50) * min(1.0, max(0.01, (1 - share) / max(arguments.decay_share, 1e-6)))
         for optimizer, full in zip(optimizers, rates, strict=True):
             optimizer.param_groups[0]["lr"] = rate * full
-        is_large = share > 1 - arguments.large_share and step % 2 == 1
+        is_large = share > 1 - arguments.large_share and step % arguments.large_every == 0
         pool, count = (pools[128], arguments.batch_large) if is_large else (pools[64], arguments.batch)
         loss = flow_loss(parts, pool, rng.choice(len(pool.latents) - 256, count, replace=False))
         parts.zero_grad(set_to_none=True)

@@ -60,11 +60,16 @@ def transformer(source: ModelSource, skip: Sequence[int] = (), dtype: torch.dtyp
 
 
 def capture_features(
-    source: ModelSource, full: nn.Module, split: Split, batch: MicroBatch, rule: SkipRule | None = None
+    source: ModelSource,
+    full: nn.Module,
+    split: Split,
+    batch: MicroBatch,
+    rule: SkipRule | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Features:
     """What stands in for the skipped spans, from one forward pass of the full base."""
     with torch.no_grad():
-        inputs = forward_inputs(source, batch)
+        inputs = forward_inputs(source, batch, dtype)
         return capture(full, source.family.layout, split, rule or ConstantResidual(), inputs)[1]
 
 

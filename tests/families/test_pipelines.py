@@ -183,10 +183,8 @@ def test_sana_drops_learned_variance(sana: ModelSource) -> None:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_family_is_found_by_its_classes(family: Any) -> None:
     assert family_of(family.pipeline_class) is family_of(family.transformer_class) is family
-    cls = getattr(diffusers, family.transformer_class)
     assert hasattr(diffusers, family.pipeline_class)
-    assert set(family.text_parts[0]) <= set(diffusers.__dict__) | {name for pair in family.text_parts for name in pair}
-    assert cls.__name__ == family.transformer_class
+    assert hasattr(diffusers, family.transformer_class)
 
 
 def test_another_family_is_told_what_there_is() -> None:

@@ -29,8 +29,8 @@ from blockskip.store.groups import GroupStore
 from tests.families.groups import CPU, adapt, group
 
 PARTS = (
-    diffusers.FluxTransformer2DModel, diffusers.SanaTransformer2DModel, diffusers.AutoencoderKL, diffusers.AutoencoderDC,
-    transformers.CLIPTextModel, transformers.T5EncoderModel, transformers.Gemma2Model,
+    diffusers.FluxTransformer2DModel, diffusers.SanaTransformer2DModel, diffusers.AutoencoderKL,
+    diffusers.AutoencoderDC, transformers.CLIPTextModel, transformers.T5EncoderModel, transformers.Gemma2Model,
 )  # fmt: skip
 BLOCKS = (FluxTransformerBlock, FluxSingleTransformerBlock, SanaTransformerBlock)
 

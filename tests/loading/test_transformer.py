@@ -53,7 +53,7 @@ def test_the_class_is_left_as_it_was_also_when_loading_fails(flux: ModelSource, 
     load_transformer(flux, [0], torch.float32, CPU)
     shutil.copytree(flux.folder, tmp_path / "model")
     (tmp_path / "model" / "transformer" / "diffusion_pytorch_model.safetensors").write_bytes(b"no weights")
-    with pytest.raises(Exception, match="."):
+    with pytest.raises(Exception, match=r"(?i)safetensors|header|corrupt"):
         load_transformer(open_model(str(tmp_path / "model")), [0], torch.float32, CPU)
     assert "from_config" not in vars(cls)
     assert diffusers_logging.get_verbosity() == diffusers_logging.WARNING

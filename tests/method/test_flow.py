@@ -23,9 +23,13 @@ def normal_cdf(value: float) -> float:
 
 @pytest.mark.parametrize(
     ("distribution", "shift", "mean", "std", "count"),
-    [("logit-normal", 1.0, 0.0, 1.0, 100_000), ("logit-normal", 3.0, 0.5, 0.8, 30_000), ("uniform", 1.0, 0.0, 1.0, 30_000),
-     ("uniform", 3.0, 0.0, 1.0, 30_000)],
-)  # fmt: skip
+    [
+        ("logit-normal", 1.0, 0.0, 1.0, 100_000),
+        ("logit-normal", 3.0, 0.5, 0.8, 30_000),
+        ("uniform", 1.0, 0.0, 1.0, 30_000),
+        ("uniform", 3.0, 0.0, 1.0, 30_000),
+    ],
+)
 def test_sigma_has_the_distribution_s_closed_form(
     distribution: Distribution, shift: float, mean: float, std: float, count: int
 ) -> None:

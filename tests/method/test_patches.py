@@ -59,7 +59,7 @@ def test_the_ends_are_the_resolutions() -> None:
     "arguments", [(-0.1, 64, 128, 8), (1.1, 64, 128, 8), (0.5, 128, 64, 8), (0.5, 65, 71, 8), (0.5, 0, 7, 8)]
 )
 def test_what_has_no_side_is_refused(arguments: tuple[float, int, int, int]) -> None:
-    with pytest.raises(ValueError, match="sigma lies|no patch side"):
+    with pytest.raises(ValueError, match=r"sigma lies|no patch side"):
         patch_side(*arguments)
 
 

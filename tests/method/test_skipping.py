@@ -21,7 +21,7 @@ from tests.families.groups import (
     transformer,
 )
 
-# FLUX here has 3 double and 5 single blocks: inside the double stack, at its end, right behind it, inside the single one
+# FLUX here has 3 double and 5 single blocks: inside the double stack, at its end, behind it, inside the single one.
 FRONTS = [("flux", 1), ("flux", 2), ("flux", 3), ("flux", 4), ("flux", 6), ("sana", 1), ("sana", 3), ("sana", 5)]
 
 

@@ -28,17 +28,18 @@ KILLS = [
     ("train: replaced pytorch_lora_weights.safetensors", 1), ("preview: block", 3),
     ("start: half step-000004-00-0.png", 1), ("start: replaced step-000004-00-0.png", 1),
 ]  # fmt: skip
-RANDOM_CHAINS = 2
 
 
 @pytest.fixture(scope="module")
-def killed(small_flux: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The reports of an undisturbed run, of one that is killed all the time, and of some that are killed at random."""
+def killed(
+    small_flux: Path, small_sana: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """The reports of undisturbed runs, of one that is killed all the time, and of some that are killed at random."""
     folder = tmp_path_factory.mktemp("killed")
 
-    def arguments(output: str) -> list[str]:
+    def arguments(output: str, model: object = small_flux) -> list[str]:
         settings: dict[str, Any] = {
-            "model": small_flux, "images": photos, "prompt": PROMPT, "output": folder / output, "steps": STEPS,
+            "model": model, "images": photos, "prompt": PROMPT, "output": folder / output, "steps": STEPS,
             "data.full-resolution": 64, "resolution": 32, "data.text-length": 12, "rank": 4, "lora.dropout": 0.1,
             "train.gradient-accumulation-steps": 2, "train.lr-scheduler": "cosine", "train.lr-warmup-steps": 2,
             "train.checkpoint-every": 1, "train.checkpoints-total-limit": 2, "preview.prompts": "a dog",
@@ -51,12 +52,15 @@ def killed(small_flux: Path, photos: Path, tmp_path_factory: pytest.TempPathFact
     jobs += [{"arguments": arguments("killed"), "of": "killed", "kill": kill, "nth": nth} for kill, nth in KILLS]
     jobs += [{"arguments": arguments("killed"), "of": "killed"}]
     draw = random.Random(0)
-    for chain in range(RANDOM_CHAINS):
-        name = f"random {chain}"
+    for family, model in (("flux", small_flux), ("sana", small_sana)):
+        command = arguments(f"random {family}", model)
         jobs += [
-            {"arguments": arguments(name), "of": name, "kill": "any", "nth": draw.randint(1, 60)} for _ in range(5)
+            {"arguments": command, "of": f"random {family}", "kill": "any", "nth": draw.randint(1, 60)}
+            for _ in range(5)
         ]
-        jobs += [{"arguments": arguments(name), "of": name}]
+        jobs += [{"arguments": command, "of": f"random {family}"}]
+    jobs += [{"arguments": arguments("plain sana", small_sana), "of": "plain sana"}]
+    jobs += [{"arguments": arguments("hub", "owner/name"), "of": "hub"}]
     (folder / "plan.json").write_text(json.dumps(jobs), encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
     environment |= {"BLOCKSKIP_CACHE": str(folder / "hashes"), "HF_HOME": str(folder / "hub")}
@@ -86,17 +90,19 @@ def test_it_was_killed_where_it_should_be(killed: dict[str, Any]) -> None:
     assert last["status"] == 0, last["printed"]
 
 
-def test_killed_at_random(killed: dict[str, Any]) -> None:
-    for chain in range(RANDOM_CHAINS):
-        *jobs, last = killed[f"random {chain}"]
-        assert sum(job["status"] == -9 for job in jobs) >= 3
-        assert {job["status"] for job in jobs} <= {-9, 0}
-        assert last["status"] == 0, last["printed"]
+@pytest.mark.parametrize("family", ["flux", "sana"])
+def test_killed_at_random(killed: dict[str, Any], family: str) -> None:
+    *jobs, last = killed[f"random {family}"]
+    assert sum(job["status"] == -9 for job in jobs) >= 3
+    assert {job["status"] for job in jobs} <= {-9, 0}
+    assert last["status"] == 0, last["printed"]
 
 
-@pytest.mark.parametrize("name", ["killed", *(f"random {chain}" for chain in range(RANDOM_CHAINS))])
-def test_a_killed_run_ends_with_the_same_bytes(killed: dict[str, Any], name: str) -> None:
-    plain, again = Run(killed["folder"] / "plain"), Run(killed["folder"] / name)
+@pytest.mark.parametrize(
+    ("name", "plain_name"), [("killed", "plain"), ("random flux", "plain"), ("random sana", "plain sana")]
+)
+def test_a_killed_run_ends_with_the_same_bytes(killed: dict[str, Any], name: str, plain_name: str) -> None:
+    plain, again = Run(killed["folder"] / plain_name), Run(killed["folder"] / name)
     assert again.adapter == plain.adapter
     assert again.metrics == plain.metrics
     assert again.state(STEPS) == plain.state(STEPS)
@@ -120,5 +126,9 @@ def test_work_that_was_done_is_not_done_again(killed: dict[str, Any]) -> None:
 
 
 def test_a_local_folder_needs_no_network(killed: dict[str, Any]) -> None:
-    jobs = [job for name, jobs in killed.items() if name != "folder" for job in jobs]
+    jobs = [job for name, jobs in killed.items() if name not in ("folder", "hub") for job in jobs]
     assert [job["asked"] for job in jobs] == [[]] * len(jobs)
+    (hub,) = killed["hub"]  # a model that is no folder is asked for, which would have been seen
+    assert hub["asked"]
+    assert hub["status"] == 2
+    assert "cannot be fetched from the hub" in hub["printed"]

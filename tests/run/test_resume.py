@@ -9,13 +9,14 @@ import pytest
 
 from blockskip.cli import main
 from blockskip.errors import RunError, UserError
+from blockskip.preview import draw
 from blockskip.training import loop
 from tests.run.loads import Loads
 from tests.run.runs import Run, Runs, Written
 from tests.tiny import make_flux
 
 SIX = {"train__steps": 6, "train__checkpoint_every": 3}
-MICRO_STEPS = 2
+SMALL_PREVIEW = {"preview__num_inference_steps": 1, "preview__height": 32, "preview__width": 32}
 
 
 class Stop(Exception):
@@ -90,6 +91,25 @@ def test_the_same_command_continues(
     assert Run(output).metrics == straight.metrics
 
 
+def test_a_preview_that_was_interrupted_is_drawn(flux_runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    preview = {"preview__prompts": ["a dog"], "preview__every": 2, **SMALL_PREVIEW}
+    straight, output = flux_runs(**preview), flux_runs.folder()
+
+    def stop(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(draw, "decode", stop)
+        with pytest.raises(KeyboardInterrupt):
+            flux_runs(output, **preview)
+    assert len(Run(output).entries) == 2
+    again = flux_runs(output, **preview)
+    names = {"samples/step-000002-00-0.png", "samples/step-000004-00-0.png"}
+    assert {name for name in again.files if name.endswith(".png")} == names
+    assert all(again.files[name] == straight.files[name] for name in names)
+    assert again.adapter == straight.adapter
+
+
 def test_a_damaged_checkpoint_is_passed_over(flux_runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     straight, output = flux_runs.once(**SIX), flux_runs.folder()
     stop_at(monkeypatch, 12, Stop())
@@ -116,15 +136,15 @@ def finished(runs: Runs, **changes: Any) -> Path:
 
 
 def test_a_finished_run_is_left_as_it_is(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    preview = {
-        "preview__prompts": ["a dog"], "preview__num_inference_steps": 1, "preview__height": 32, "preview__width": 32,
-    }  # fmt: skip
+    preview = {"preview__prompts": ["a dog"], **SMALL_PREVIEW}
     first = runs(**preview)
     before = first.files
     capsys.readouterr()
     with Loads() as loads:
         again = runs(first.output, **preview)
-    assert "is finished (4 steps)" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "is finished (4 steps)" in told
+    assert "Continuing" not in told
     assert again.files == before
     assert {name for name in loads.names if name[0].isupper()} == set()  # folders are hashed, no class is loaded
     assert again.result is not None
@@ -216,8 +236,7 @@ def test_what_does_not_matter_may_change(flux_runs: Runs, tmp_path: Path) -> Non
     shutil.copytree(flux_runs.images, tmp_path / "photos")
     again = flux_runs(
         output, model=tmp_path / "model", images=tmp_path / "photos", features__window="1MiB", features__disk="1MiB",
-        train__checkpoint_every=1, preview__prompts=["a dog"], preview__num_inference_steps=1, preview__height=32,
-        preview__width=32,
+        train__checkpoint_every=1, preview__prompts=["a dog"], **SMALL_PREVIEW,
     )  # fmt: skip
     assert again.adapter == adapter
     assert again.metrics == metrics

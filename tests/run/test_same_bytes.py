@@ -61,11 +61,11 @@ def test_another_seed_is_another_run(flux_runs: Runs) -> None:
 
 def test_previews_change_nothing(runs: Runs) -> None:
     plain = runs.once()
-    often = runs(preview__prompts=[PROMPT, "a dog"], preview__every=1, preview__images=2, **PREVIEW)
+    often = runs(preview__prompts=[PROMPT, "a dog"], preview__every=2, preview__images=2, **PREVIEW)
     assert often.adapter == plain.adapter
     assert often.metrics == plain.metrics
     samples = {path.name for path in (often.output / "samples").glob("*.png")}
-    steps = range(1, STEPS + 1)
+    steps = (2, STEPS)
     assert samples == {f"step-{s:06d}-{row:02d}-{n}.png" for s in steps for row in range(2) for n in range(2)}
     at_end = runs(preview__prompts=["a dog"], **PREVIEW)
     assert at_end.adapter == plain.adapter
@@ -75,12 +75,10 @@ def test_previews_change_nothing(runs: Runs) -> None:
     assert drawn.read_bytes() == (often.output / "samples" / f"step-{STEPS:06d}-01-0.png").read_bytes()
     # Every preview is drawn with its own step's adapter.
     rows = [(often.output / "samples" / f"step-{step:06d}-00-0.png").read_bytes() for step in steps]
-    assert len(set(rows)) == STEPS
+    assert len(set(rows)) == len(steps)
 
 
-@pytest.mark.parametrize(
-    "error", [RuntimeError("out of memory"), ValueError("odd"), KeyError("name"), MemoryError()], ids=repr
-)
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyError("name"), MemoryError()], ids=repr)
 def test_a_failing_preview_is_told_and_ends_nothing(
     flux_runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
@@ -88,11 +86,13 @@ def test_a_failing_preview_is_told_and_ends_nothing(
         raise error
 
     monkeypatch.setattr(draw, "denoise", fail)
-    run = flux_runs(preview__prompts=["a dog"], preview__every=2, **PREVIEW)
+    often = {"preview__every": 2} if isinstance(error, RuntimeError) else {}
+    run = flux_runs(preview__prompts=["a dog"], **often, **PREVIEW)
     assert run.adapter == flux_runs.once().adapter
     told = [line for line in capsys.readouterr().out.splitlines() if "preview" in line]
-    assert len(told) == 2
-    assert "step 2" in told[0] and "step 4" in told[1]
+    steps = (2, STEPS) if often else (STEPS,)
+    assert len(told) == len(steps)
+    assert all(f"the preview at step {step} failed" in line for step, line in zip(steps, told, strict=True))
     assert not list(run.output.rglob("*.png"))
 
 

@@ -37,7 +37,7 @@ class SkipRule(ABC):
 
     @abstractmethod
     def tail_features(self, span_input: torch.Tensor, span_output: torch.Tensor) -> Features:
-        """What to store of the tail, per group.
+        """What to store of the tail, per group; on joint streams the first entry must be (B, image tokens, ...).
 
         Args:
             span_input: (B, image tokens, D), the base's state that enters block L-m.
@@ -129,19 +129,20 @@ class SkippedModel:
         if split.front and rule.uses_front:
             cast(Stub, blocks[split.front - 1]).behave = self._front
         if split.tail:
-            cast(Stub, blocks[self.num_blocks - split.tail]).behave = self._tail
+            first = self.num_blocks - split.tail
+            cast(Stub, blocks[first]).behave = self._tail
+            self._tail_returns = layout.returns_of(layout.names(model)[first])
 
     def _front(self, state: State) -> State:
         return {name[6:]: value for name, value in self.features.items() if name.startswith("front.")}
 
     def _tail(self, state: State) -> State:
         stored = {name[5:]: value for name, value in self.features.items() if name.startswith("tail.")}
-        if not stored:
-            return state | {IMAGE: self.rule.tail_output(state[IMAGE], stored)}
-        count = next(iter(stored.values())).shape[1]
         tokens = state[IMAGE]
+        joint = self.layout.order is not None and TEXT not in self._tail_returns
+        count = next(iter(stored.values())).shape[1] if joint and stored else tokens.shape[1]
         image = self.rule.tail_output(self.layout.image_tokens(tokens, count), stored)
-        if image.shape[1] != tokens.shape[1]:
+        if count != tokens.shape[1]:
             rest = tokens[:, :-count] if self.layout.order == "txt_img" else tokens[:, count:]
             image = torch.cat([rest, image] if self.layout.order == "txt_img" else [image, rest], dim=1)
         return state | {IMAGE: image}

@@ -131,7 +131,8 @@ class _Job:
                     "use the same value, or another output folder."
                     for name in changed
                 )
-            say(f"Continuing after step {checkpoint.step}.")
+            if checkpoint.step < self.config.train.steps:
+                say(f"Continuing after step {checkpoint.step}.")
         elif (self.output / "adapter" / FILE_NAME).is_file():
             raise UserError(f'"{self.output}" holds a finished adapter without checkpoints; use another output folder.')
         else:
@@ -160,6 +161,8 @@ class _Job:
         self.feature_keys = self._feature_keys()
         done = checkpoint.step if checkpoint else 0
         every = self.config.preview.every if self.config.preview.prompts else 0
+        if every and 0 < done < self.config.train.steps and done % every == 0:
+            self._preview(done, checkpoint)  # this may be where the run was interrupted; nothing is drawn twice
         with progress(self.config.train.steps, "train", start=done) as bar:
             for stretch in stretches(
                 done, self.config.train.steps, self.config.train.gradient_accumulation_steps, len(groups), every,

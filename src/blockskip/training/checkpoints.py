@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -57,7 +59,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, limit: int) -> Path:
             "format": FORMATS["checkpoint"], "step": checkpoint.step, "skipped_steps": checkpoint.skipped_steps,
             "sha256": file_sha256(temporary / "state.safetensors"), "fingerprint": checkpoint.fingerprint,
         }  # fmt: skip
-        document = json.dumps(manifest, indent=1, sort_keys=True)
+        document = json.dumps({**manifest, "manifest_sha256": _checksum(manifest)}, indent=1, sort_keys=True)
         write_atomically(temporary / "checkpoint.json", lambda path: _write_text(path, document))
         if final.exists():
             shutil.rmtree(final)
@@ -65,9 +67,11 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, limit: int) -> Path:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    if limit:
-        for _, old in _steps(folder)[:-limit]:
-            shutil.rmtree(old, ignore_errors=True)
+    if limit:  # a later step that is still there is damaged, or this one would not have been trained
+        kept = [path for step, path in _steps(folder) if step <= checkpoint.step][-limit:]
+        for _, old in _steps(folder):
+            if old not in kept:
+                shutil.rmtree(old, ignore_errors=True)
     return final
 
 
@@ -78,12 +82,14 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
     for step, path in reversed(_steps(folder)):
         try:
             manifest = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
+            if manifest.pop("manifest_sha256") != _checksum(manifest):
+                continue
             if manifest["format"] != FORMATS["checkpoint"] or manifest["step"] != step:
                 continue
             if manifest["sha256"] != file_sha256(path / "state.safetensors"):
                 continue
             tensors = load_file(path / "state.safetensors")
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):
             continue
         parts: dict[str, dict[str, torch.Tensor]] = {"adapter": {}, "optimizer": {}}
         for name, value in tensors.items():
@@ -102,6 +108,10 @@ def _steps(folder: Path) -> list[tuple[int, Path]]:
         if match and path.is_dir():
             found.append((int(match[1]), path))
     return sorted(found)
+
+
+def _checksum(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _write_text(path: Path, text: str) -> None:
