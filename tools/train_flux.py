@@ -2,7 +2,8 @@
 
     python -m tools.train_flux --build build --minutes 90
 
-noisy = (1 - sigma) * latents + sigma * noise, target = noise - latents, sigma logit-normal, loss = mean squared error.
+noisy = (1 - sigma) * latents + sigma * noise, target = noise - latents, loss = mean squared error; sigma
+is logit-normal, shifted by 2 at 128 px.
 First all steps are at 64 px; in the last `--large-share` of the time every third step is at 128 px, with fewer.
 The last `--decay-share` lowers the learning rate to zero. Goes on from `build/flux.pt` when that exists;
 `--start FOLDER` begins from a saved pipeline's weights instead, with fresh optimisers. What is exported is a running
@@ -39,6 +40,9 @@ class Pool:
         self.text_ids = parts.tokenizer_2(unique, **ids).input_ids.to(device)
         self.device = device
         rows = columns = self.latents.shape[-1] // 2
+        self.shift = (
+            rows / 8
+        )  # the same signal-to-noise ratio of what is seen at 64 px needs more noise at a larger size
         self.image_places = image_places(rows, columns).to(device)
         self.text_places = torch.zeros(LENGTH, 3, device=device)
 
@@ -69,6 +73,7 @@ def flow_loss(parts: nn.Module, pool: Pool, rows: np.ndarray, generator: torch.G
     latents, pooled_ids, text_ids = pool.batch(rows)
     noise = torch.randn(latents.shape, generator=generator).to(latents)
     sigma = torch.sigmoid(torch.randn(len(latents), generator=generator)).to(latents)
+    sigma = pool.shift * sigma / (1 + (pool.shift - 1) * sigma)
     noisy = torch.lerp(latents, noise, sigma[:, None, None])
     with torch.autocast(latents.device.type, torch.bfloat16):
         velocity = parts(noisy, sigma, pooled_ids, text_ids, pool.image_places, pool.text_places)

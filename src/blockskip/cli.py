@@ -14,17 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from blockskip import __version__
-from blockskip.config import from_flat, leaves, read_toml
+from blockskip.config import SHORT, from_flat, leaves, read_toml
 from blockskip.errors import OutOfMemory, RunError, UserError
-
-SHORT = {
-    "--model": "model.path", "--images": "data.images", "--prompt": "data.prompt", "--output": "output",
-    "--steps": "train.steps", "--resolution": "data.resolution", "--skip": "skip.ratio", "--rank": "lora.rank",
-    "--seed": "train.seed", "--device": "train.device",
-}  # fmt: skip
-
-OUT_OF_MEMORY = """blockskip: out of memory; the last checkpoint is whole. Try in this order:
-  --train.gradient-checkpointing, a smaller --resolution, a larger --skip, a smaller --features.window"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -50,9 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\nblockskip: stopped; the same command goes on from the last checkpoint.", file=sys.stderr)
         return 130
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "out of memory" not in str(error).lower():
+        if not is_out_of_memory(error):
             raise
-        print(OUT_OF_MEMORY, file=sys.stderr)
+        print(
+            "blockskip: out of memory while drawing; try --stream or a smaller --height and --width.", file=sys.stderr
+        )
         return OutOfMemory.exit_code
 
 
@@ -90,7 +83,8 @@ def _add_train(verbs: Any) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
     common = parser.add_argument_group("in short")
     keys = leaves()
-    for option, name in SHORT.items():
+    for short, name in SHORT.items():
+        option = f"--{short}"
         hint, item = keys[name]
         also = f" (the same as --{name.replace('_', '-')})" if "." in name else ""
         help = item.metadata["help"].replace("%", "%%") + also

@@ -16,13 +16,17 @@ import tomli_w
 
 from blockskip.errors import UserError
 
+#: Settings that have a name of their own on the command line and in Python.
+SHORT = {
+    "model": "model.path", "images": "data.images", "prompt": "data.prompt", "output": "output", "steps": "train.steps",
+    "resolution": "data.resolution", "skip": "skip.ratio", "rank": "lora.rank", "seed": "train.seed",
+    "device": "train.device",
+}  # fmt: skip
+
 
 def option(default: Any, help: str, **bounds: float) -> Any:
     """A dataclass field with a help text and optional bounds (``low``, ``high``: inclusive; ``above``: exclusive)."""
-    metadata = {"help": help, **bounds}
-    if isinstance(default, tuple):
-        return field(default=default, metadata=metadata)
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata={"help": help, **bounds})
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,7 @@ class FeaturesConfig:
     pool: int = option(0, "distinct groups that are stored and cycled; 0: one for every micro-step", low=0)
     window: str = option("1GiB", "memory for the states of one precompute window")
     disk: str | None = option(
-        None, "largest size of the feature store; a larger run alternates precompute and training"
+        None, "largest size of the feature store; a larger run alternates precompute and training, removing its groups"
     )
     cache: str | None = option(None, "folder of encoded text and pixels, and features; default: <output>/cache")
     keep: bool = option(False, "keep the cache after the run")

@@ -126,6 +126,7 @@ class Meter:
         self._device = device
         self._lock = threading.Lock()
         self._open: list[_Open] = []
+        self._latest = ""
         self._records: dict[str, PhaseRecord] = {}
         if device.type == "cuda":
             torch.cuda.init()
@@ -147,7 +148,7 @@ class Meter:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)
-        entry = _Open(name)
+        entry, self._latest = _Open(name), name
         with self._lock:
             self._open.append(entry)
         done = threading.Lock()  # waiting for a lock is half the price of waiting for an event
@@ -169,6 +170,11 @@ class Meter:
             with self._lock:
                 self._open.remove(entry)
             self._close(entry, seconds)
+
+    @property
+    def latest(self) -> str:
+        """The name of the phase that was entered last."""
+        return self._latest
 
     def records(self) -> list[PhaseRecord]:
         """One record of each phase so far, in the order in which they first ended."""

@@ -20,9 +20,20 @@ def release() -> None:
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+    if torch.backends.mps.is_available():
+        torch.mps.empty_cache()
     trim = _malloc_trim()
     if trim is not None:
         trim(0)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the host or the device has no memory left."""
+    words = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
+    text = str(error).lower()
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, (RuntimeError, OSError)) and any(word in text for word in words)
+    )
 
 
 @functools.cache

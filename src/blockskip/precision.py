@@ -12,7 +12,7 @@ from blockskip.errors import UserError
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def resolve_device(name: str) -> torch.device:
+def resolve_device(name: str, key: str = "train.device") -> torch.device:
     """The device a name stands for; ``auto`` takes CUDA, then MPS, then the CPU.
 
     Raises:
@@ -25,11 +25,16 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f'train.device = "{name}" is not a device; use "auto", "cpu", "cuda" or "mps".') from None
+        raise UserError(f'{key} = "{name}" is not a device; use "auto", "cpu", "cuda" or "mps".') from None
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise UserError(f'{key} = "{name}" is not supported; use "auto", "cpu", "cuda" or "mps".')
+    count = {"cuda": torch.cuda.device_count()}.get(device.type, 1)
+    if device.index is not None and count and device.index >= count:
+        raise UserError(f'{key} = "{name}": this machine has {count} of them, counted from 0.')
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f'train.device = "{name}": this machine offers no CUDA device; use "cpu" or "auto".')
+        raise UserError(f'{key} = "{name}": this machine offers no CUDA device; use "cpu" or "auto".')
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UserError(f'train.device = "{name}": this machine offers no Apple GPU; use "cpu" or "auto".')
+        raise UserError(f'{key} = "{name}": this machine offers no Apple GPU; use "cpu" or "auto".')
     return device
 
 

@@ -160,7 +160,7 @@ def lumina2() -> Base:
         "return_dict": False,
     }  # fmt: skip
     pre = ("context_refiner", "noise_refiner")
-    return Base(_ready(model), inputs, BlockLayout(("layers",), (IMAGE,), order="txt_img", pre=pre))
+    return Base(_ready(model), inputs, BlockLayout(("layers",), (IMAGE,), order="txt_img"))
 
 
 def z_image() -> Base:

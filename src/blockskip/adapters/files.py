@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from blockskip.errors import UserError
+from blockskip.progress import say
 
 FILE_NAME = "pytorch_lora_weights.safetensors"
 PREFIX = "transformer."
@@ -78,7 +79,10 @@ def save_lora(
 
 def _save_sorted(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
     """``save_file`` with the metadata in order: the library shuffles it, and equal adapters would be other bytes."""
-    save_file(dict(tensors), path, metadata=dict(metadata))
+    try:
+        save_file(dict(tensors), path, metadata=dict(metadata))
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
     with path.open("rb+") as stream:
         length = int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(length))
@@ -88,7 +92,7 @@ def _save_sorted(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapp
         stream.write(text.ljust(length))
 
 
-def find_lora(path: Path) -> Path:
+def find_lora(path: Path, key: str = "--lora") -> Path:
     """The LoRA file of a run's folder, of its ``adapter`` folder, or the file itself.
 
     Raises:
@@ -100,7 +104,7 @@ def find_lora(path: Path) -> Path:
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else []
     if len(files) == 1:
         return files[0]
-    raise UserError(f'"{path}" holds no LoRA: give a run\'s output folder or a .safetensors file.')
+    raise UserError(f'{key}: "{path}" holds no LoRA; give a run\'s output folder or a .safetensors file.')
 
 
 def read_lora(path: Path, key: str = "--lora") -> LoraFile:
@@ -115,6 +119,9 @@ def read_lora(path: Path, key: str = "--lora") -> LoraFile:
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise UserError(f'{key}: "{path}" cannot be read as safetensors ({error}).') from None
+    others = sum(not name.startswith(PREFIX) for name in tensors)
+    if others and others < len(tensors):
+        say(f"{path.name}: {others} tensors that are not of the transformer are left aside.")
     state = {name.removeprefix(PREFIX): value for name, value in tensors.items() if name.startswith(PREFIX)}
     pairs = sorted(name.removesuffix(".lora_A.weight") for name in state if name.endswith(".lora_A.weight"))
     if not pairs or len(state) != 2 * len(pairs) or any(f"{name}.lora_B.weight" not in state for name in pairs):

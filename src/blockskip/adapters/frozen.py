@@ -29,7 +29,7 @@ class FrozenAdapters:
     """
 
     def __init__(self, paths: Sequence[str], scale: float = 1.0, key: str = "model.base_adapters") -> None:
-        self.files = [find_lora(Path(path).expanduser()) for path in paths]
+        self.files = [find_lora(Path(path).expanduser(), key) for path in paths]
         self.scale = scale
         self._pairs: dict[str, list[tuple[torch.Tensor, torch.Tensor, float]]] = {}
         for file in self.files:
@@ -70,7 +70,7 @@ class FrozenAdapters:
             full = ".".join(part for part in (prefix, name) if part)
             for a, b, factor in self._pairs.get(full, ()):
                 device = layer.weight.device
-                layer.register_forward_hook(_product(a.to(device), b.to(device), factor * self.scale))
+                layer.register_forward_hook(_product(a.to(device).float(), b.to(device).float(), factor * self.scale))
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, factor: float) -> Callable[..., torch.Tensor]:

@@ -75,6 +75,7 @@ def demo(output: Path, subject_name: str | None = None, steps: int | None = None
     Each training runs in a process of its own, so that its memory is its own. An interrupted demonstration continues.
     """
     subject = open_subject(subject_name)
+    encoder = ImageEncoder()  # its package is missed now rather than after the trainings
     began = time.monotonic()
     results: dict[str, RunResult] = {}
     for name, settings in RUNS.items():
@@ -83,12 +84,13 @@ def demo(output: Path, subject_name: str | None = None, steps: int | None = None
     say("== the base model, same prompts and seeds")
     base = _base_pictures(output / "base", subject)
     say("== measuring")
-    encoder = ImageEncoder()
     floor = _fidelity(base, subject, encoder)
     train = open_pictures(sorted(subject.train.glob("*.png")))
     top = ceiling(train, subject.heldout, encoder)
     columns = [Column("Base model", base, fidelity=Fidelity(floor, floor, top))]
     for name, result in results.items():
+        if not result.samples:
+            raise RunError(f"The pictures of {name} are missing: drawing them failed, as its warning above says.")
         value = _fidelity(result.samples, subject, encoder)
         columns.append(column(name, result, fidelity=Fidelity(value, floor, top)))
     report = Report(

@@ -41,7 +41,9 @@ class PixelsArgument:
     dtype: str
 
 
-def pixel_keys(source: ModelSource, schedule: Schedule, groups: Sequence[Group], dtype: torch.dtype) -> list[str]:
+def pixel_keys(
+    source: ModelSource, schedule: Schedule, groups: Sequence[Group], dtype: torch.dtype, device: torch.device
+) -> list[str]:
     """The store's key of each group."""
     vae = Weights(source.part_folder("vae")).identity()
     keys = []
@@ -53,7 +55,9 @@ def pixel_keys(source: ModelSource, schedule: Schedule, groups: Sequence[Group],
             )
             for sample in group.samples
         )  # fmt: skip
-        keys.append(key("pixels", PixelsArgument(patches, group.size, source.family.name, vae, str(dtype))))
+        keys.append(
+            key("pixels", PixelsArgument(patches, group.size, source.family.name, vae, f"{dtype} on {device.type}"))
+        )
     return keys
 
 
@@ -66,7 +70,7 @@ def store_pixels(
     store: GroupStore,
 ) -> list[str]:
     """Encode the groups that the store lacks; returns each group's key. Stored: ``latents`` (B, C, h, w) float32."""
-    keys = pixel_keys(source, schedule, groups, dtype)
+    keys = pixel_keys(source, schedule, groups, dtype, device)
     missing = {name: group for name, group in zip(keys, groups, strict=True) if not store.has(name)}
     if not missing:
         return keys

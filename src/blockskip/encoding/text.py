@@ -29,7 +29,9 @@ class TextArgument:
     dtype: str
 
 
-def text_keys(source: ModelSource, prompts: Sequence[str], length: int, dtype: torch.dtype) -> dict[str, str]:
+def text_keys(
+    source: ModelSource, prompts: Sequence[str], length: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, str]:
     """The store's key of each prompt."""
     encoders = tuple(Weights(source.part_folder(part)).identity() for _, part in source.family.text_parts)
     tokenizers = tuple(
@@ -38,7 +40,7 @@ def text_keys(source: ModelSource, prompts: Sequence[str], length: int, dtype: t
         for file in sorted(source.part_folder(part).iterdir())
         if file.is_file()
     )
-    argument = (length, source.family.name, encoders, tokenizers, str(dtype))
+    argument = (length, source.family.name, encoders, tokenizers, f"{dtype} on {device.type}")
     return {prompt: key("text", TextArgument(prompt, *argument)) for prompt in prompts}
 
 
@@ -75,7 +77,7 @@ def store_prompts(
     store: GroupStore,
 ) -> dict[str, str]:
     """Encode the prompts that the store lacks; returns each prompt's key."""
-    keys = text_keys(source, prompts, length, dtype)
+    keys = text_keys(source, prompts, length, dtype, device)
     missing = [prompt for prompt in prompts if not store.has(keys[prompt])]
     if missing:
         for prompt, text in zip(missing, encode_prompts(source, missing, length, dtype, device), strict=True):

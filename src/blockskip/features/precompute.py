@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -13,7 +13,7 @@ from blockskip.loading.source import ModelSource
 from blockskip.loading.transformer import Adapters, StreamedTransformer
 from blockskip.memory import release
 from blockskip.method.layout import State
-from blockskip.method.skipping import SkipRule, span_features
+from blockskip.method.skipping import SkipRule, run_block, span_features
 from blockskip.method.split import Split
 from blockskip.precision import compute
 from blockskip.progress import progress
@@ -34,6 +34,7 @@ class FeaturesArgument:
     sigmas: tuple[float, ...]
     noise_seeds: tuple[int, ...]
     guidance: float
+    family: str
     dtype: str
 
 
@@ -64,7 +65,6 @@ class Input:
 class _Waiting:
     front: State | None = None
     tail_input: torch.Tensor | None = None
-    size: int = field(default=0)
 
 
 def precompute(
@@ -89,82 +89,77 @@ def precompute(
         window_bytes: memory for the states, front features and tail inputs of the groups that advance together.
     """
     missing = [index for index in dict(zip(keys, range(len(keys)), strict=True)).values() if not store.has(keys[index])]
-    if not missing or not ((split.front and rule.uses_front) or split.tail):
+    if not missing or not rule.stores(split):
         return
     transformer = StreamedTransformer(source, dtype, device, adapters)
     num_blocks = transformer.num_blocks
     stop = None if split.tail else split.front
     done = 0
     with progress(len(missing) * (num_blocks if stop is None else stop), "precompute") as bar:
-        size = 1  # the first group tells how much memory a group takes
+        run = _Window(transformer, source, split, rule, stop, dtype, device, guidance)
+        size = max(1, window_bytes // run.group_bytes(read(missing[0])))
         while done < len(missing):
             window = [read(index) for index in missing[done : done + size]]
-            group_bytes = _run_window(
-                transformer, source, split, rule, window, store, stop, dtype, device, guidance, bar.advance
-            )
+            run(window, store, bar.advance)
             done += len(window)
-            size = max(1, window_bytes // max(1, group_bytes))
+    del run
     del transformer
     release()
 
 
-def _run_window(
-    transformer: StreamedTransformer,
-    source: ModelSource,
-    split: Split,
-    rule: SkipRule,
-    window: list[Input],
-    store: GroupStore,
-    stop: int | None,
-    dtype: torch.dtype,
-    device: torch.device,
-    guidance: float,
-    advance: Callable[[], None],
-) -> int:
-    """Features of one window of groups; returns the bytes that a group held at most."""
-    family, config = source.family, source.config("transformer")
-    waiting = [_Waiting() for _ in window]
-    keep = torch.device("cpu")
+@dataclass
+class _Window:
+    """Groups that go through the blocks together."""
 
-    def call(index: int) -> dict[str, object]:
-        group = window[index]
-        text = group.text if blocks_run == 0 else family.without_text_tokens(group.text)
-        moved = {name: value.to(device) for name, value in text.items()}
-        drawn = (group.latents.to(device), group.noise.to(device), group.sigma.to(device))
-        return family.noisy_inputs(config, *drawn, moved, guidance, dtype)
+    transformer: StreamedTransformer
+    source: ModelSource
+    split: Split
+    rule: SkipRule
+    stop: int | None
+    dtype: torch.dtype
+    device: torch.device
+    guidance: float
 
-    blocks_run = 0
+    def group_bytes(self, group: Input) -> int:
+        """Memory that a group takes at most while it waits: its input, its state, front features and tail input."""
+        with self.transformer.block(0), torch.no_grad(), compute(self.device, self.dtype):
+            state, _ = run_block(self.transformer.model, self.transformer.layout, 0, None, self._inputs(group))
+        kept = 1 + bool(self.split.front and self.rule.uses_front) + bool(self.split.tail)
+        return kept * _bytes(state.values()) + _bytes([group.latents, group.noise, *group.text.values()])
 
-    def visit(block: int, index: int, state: State, entered: torch.Tensor) -> None:
-        nonlocal blocks_run
-        held = waiting[index]
-        if split.tail and block == num_blocks - split.tail:
-            held.tail_input = entered.to(keep, copy=True)
-        if block == split.front - 1 and rule.uses_front:
-            held.front = {name: value.to(keep, copy=True).contiguous() for name, value in state.items()}
-        held.size = max(held.size, _bytes(state.values()) + _bytes((held.front or {}).values())
-                        + (0 if held.tail_input is None else _bytes([held.tail_input])))  # fmt: skip
-        if index == len(window) - 1:
-            blocks_run = block + 1
-        advance()
+    def __call__(self, window: list[Input], store: GroupStore, advance: Callable[[], None]) -> None:
+        """Run a window through the blocks and store every group's features."""
+        waiting, keep = [_Waiting() for _ in window], torch.device("cpu")
+        tail = self.transformer.num_blocks - self.split.tail if self.split.tail else None
 
-    num_blocks = transformer.num_blocks
-    calls = [(lambda index=index: call(index)) for index in range(len(window))]
-    with torch.no_grad(), compute(device, dtype):
-        for index, _, entered in transformer.run(calls, visit, stop=stop, keep=keep):
-            _write(store, window[index], source, rule, waiting[index], entered.to(keep))
-    if stop is not None:
-        for group, held in zip(window, waiting, strict=True):
-            _write(store, group, source, rule, held, None)
-    return max(held.size for held in waiting)
+        def visit(block: int, index: int, state: State, entered: torch.Tensor) -> None:
+            held = waiting[index]
+            if block == tail:
+                held.tail_input = entered.to(keep, copy=True)
+            if block == self.split.front - 1 and self.rule.uses_front:
+                held.front = {name: value.to(keep, copy=True).contiguous() for name, value in state.items()}
+            if block == 0:  # the later blocks need no text tokens, or read them themselves
+                window[index].text = self.source.family.without_text_tokens(window[index].text)
+            advance()
 
+        calls = [(lambda group=group: self._inputs(group)) for group in window]
+        with torch.no_grad(), compute(self.device, self.dtype):
+            for index, _, entered in self.transformer.run(calls, visit, stop=self.stop, keep=keep):
+                self._write(store, window[index], waiting[index], entered.to(keep))
+        if self.stop is not None:
+            for group, held in zip(window, waiting, strict=True):
+                self._write(store, group, held, None)
 
-def _write(
-    store: GroupStore, group: Input, source: ModelSource, rule: SkipRule, held: _Waiting, head: torch.Tensor | None
-) -> None:
-    features = span_features(source.family.layout, rule, held.front, held.tail_input, head)
-    store.write(group.key, {name: value.contiguous() for name, value in features.items()})
-    held.front = held.tail_input = None
+    def _inputs(self, group: Input) -> dict[str, object]:
+        text = {name: value.to(self.device) for name, value in group.text.items()}
+        drawn = (group.latents.to(self.device), group.noise.to(self.device), group.sigma.to(self.device))
+        config = self.source.config("transformer")
+        return self.source.family.noisy_inputs(config, *drawn, text, self.guidance, self.dtype)
+
+    def _write(self, store: GroupStore, group: Input, held: _Waiting, head: torch.Tensor | None) -> None:
+        features = span_features(self.source.family.layout, self.rule, held.front, held.tail_input, head)
+        store.write(group.key, {name: value.contiguous() for name, value in features.items()})
+        held.front = held.tail_input = None
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -39,7 +39,6 @@ def _stubs_after_construction(
         removed.update(install_stubs(model, layout, range(layout.count(model)) if skip is None else skip))
         return made
 
-    ignored = cls._keys_to_ignore_on_load_unexpected
     verbosity = diffusers_logging.get_verbosity()
     diffusers_logging.set_verbosity_error()
     cls.from_config = from_config
@@ -47,7 +46,6 @@ def _stubs_after_construction(
         yield
     finally:
         diffusers_logging.set_verbosity(verbosity)
-        cls._keys_to_ignore_on_load_unexpected = ignored
         if original is None:
             del cls.from_config
         else:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from blockskip.errors import UserError
 from blockskip.keys import file_sha256
+from blockskip.progress import say
 
 #: What diffusers and transformers call a part's weights; variants (``.fp16.``) are left aside, as they do.
 NAMES = ("diffusion_pytorch_model.safetensors", "model.safetensors")
@@ -56,14 +57,11 @@ class Weights:
         return found
 
     def identity(self) -> str:
-        """The hash of all files' contents: what a store's key says of this part of the model."""
+        """The hash of all files' contents and of the config: what a store's key says of this part of the model."""
         digests = [file_identity(file) for file in sorted(set(self.files.values()))]
+        config = self.folder / "config.json"
+        digests.append(file_sha256(config) if config.is_file() else "")
         return hashlib.sha256("".join(digests).encode()).hexdigest()
-
-
-def _plain_first(file: Path) -> tuple[int, str]:
-    """Sorts ``model.safetensors`` before its variants (``model.fp16.safetensors``), as ``from_pretrained`` takes it."""
-    return file.name.count("."), file.name
 
 
 def _open(file: Path):  # type: ignore[no-untyped-def]
@@ -88,6 +86,8 @@ def file_identity(file: Path) -> str:
     if not isinstance(known, dict):
         known = {}
     if entry not in known:
+        if status.st_size > 2**31:
+            say(f"Reading {resolved.name} once, to know it again ({status.st_size / 2**30:.0f} GiB).")
         known[entry] = file_sha256(resolved)
         try:
             memory.parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal, get_args
 
 import torch
@@ -34,7 +33,7 @@ def sample_sigma(
         sigma = float(torch.rand((), generator=generator, dtype=torch.float64))
     else:
         normal = float(torch.randn((), generator=generator, dtype=torch.float64))
-        sigma = 1 / (1 + math.exp(-(mean + std * normal)))
+        sigma = float(torch.sigmoid(torch.tensor(mean + std * normal, dtype=torch.float64)))
     shifted = min(max(shift_sigma(sigma, shift), 1e-5), 1.0)
     return float(torch.tensor(shifted, dtype=torch.float32))
 

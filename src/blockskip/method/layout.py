@@ -26,15 +26,13 @@ class BlockLayout:
             of them, 0..L-1.
         returns: names of what a block returns, in order; a mapping when the lists differ.
         head: attribute name of the module that receives the image tokens after the last block.
-        order: where a joint stream holds the image tokens; None for streams that are never joint.
-        pre: refiner lists that run before the blocks and whose work is part of the front features.
+        order: where the image tokens stand in attention and in joint streams; None where they never meet the text.
     """
 
     lists: tuple[str, ...]
     returns: Returns | Mapping[str, Returns]
     head: str = "norm_out"
     order: Literal["txt_img", "img_txt"] | None = None
-    pre: tuple[str, ...] = ()
 
     def names(self, model: nn.Module) -> list[str]:
         """Full names of all blocks in forward order, for example ``single_transformer_blocks.3``."""

@@ -23,7 +23,7 @@ from torch import nn
 from blockskip.method.layout import IMAGE, TEXT, BlockLayout, Returns, State, pack, unpack
 from blockskip.method.split import Split
 
-#: A block's signature is kept by its stub, so that positional and keyword calls are read alike.
+#: What is stored for a group: ``front.<stream>`` and ``tail.<name>``.
 Features = dict[str, torch.Tensor]
 
 
@@ -31,13 +31,19 @@ class SkipRule(ABC):
     """What stands in for the skipped spans. A rule of one's own is one subclass in a file outside the package.
 
     ``uses_front``: the front is replaced by stored features; otherwise what enters block 0 goes straight to block n.
+    ``uses_tail``: something is stored of the tail.
     """
 
     uses_front: bool = True
+    uses_tail: bool = True
+
+    def stores(self, split: Split) -> bool:
+        """Whether a split needs stored features under this rule."""
+        return bool((split.front and self.uses_front) or (split.tail and self.uses_tail))
 
     @abstractmethod
     def tail_features(self, span_input: torch.Tensor, span_output: torch.Tensor) -> Features:
-        """What to store of the tail, per group; on joint streams the first entry must be (B, image tokens, ...).
+        """What to store of the tail, per group; on joint streams one entry must be (B, image tokens, ...).
 
         Args:
             span_input: (B, image tokens, D), the base's state that enters block L-m.
@@ -65,6 +71,7 @@ class NoResidual(SkipRule):
     """The paper's ablation: skipped blocks are simply absent, f' = f'_{L-m}, at both ends."""
 
     uses_front = False
+    uses_tail = False
 
     def tail_features(self, span_input: torch.Tensor, span_output: torch.Tensor) -> Features:
         """Nothing is stored."""
@@ -140,7 +147,8 @@ class SkippedModel:
         stored = {name[5:]: value for name, value in self.features.items() if name.startswith("tail.")}
         tokens = state[IMAGE]
         joint = self.layout.order is not None and TEXT not in self._tail_returns
-        count = next(iter(stored.values())).shape[1] if joint and stored else tokens.shape[1]
+        sizes = [value.shape[1] for value in stored.values() if value.ndim > 1]
+        count = max(sizes) if joint and sizes else tokens.shape[1]
         image = self.rule.tail_output(self.layout.image_tokens(tokens, count), stored)
         if count != tokens.shape[1]:
             rest = tokens[:, :-count] if self.layout.order == "txt_img" else tokens[:, count:]

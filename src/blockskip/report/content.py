@@ -24,7 +24,7 @@ class RunFacts:
         phases: time and memory, in the order of the run.
         disk_bytes: largest size of what was stored on disk for the run.
         steps: optimiser steps.
-        seconds_total: wall-clock time of the whole run.
+        seconds_total: of all phases together.
         split: (front, tail) skipped blocks; None or (0, 0) if every block was trained.
         num_blocks: all blocks of the transformer.
         resolution, full_resolution: pixels trained on, and pixels the pictures were first scaled to.

@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 
 from blockskip.adapters.frozen import FrozenAdapters
-from blockskip.config import Config, from_flat, leaves
+from blockskip.config import SHORT, Config, from_flat, leaves
 from blockskip.encoding.text import encode_prompts
 from blockskip.errors import UserError
 from blockskip.loading.source import open_model
@@ -20,9 +20,6 @@ from blockskip.progress import say
 from blockskip.run.job import RunResult, run
 from blockskip.run.prepare import prepare
 from blockskip.run.summary import write_run_report
-
-#: Settings that have a name of their own in Python and on the command line.
-SHORT = {"model": "model.path", "images": "data.images", "prompt": "data.prompt", "output": "output"}
 
 
 def train(config: Config | None = None, **settings: Any) -> RunResult:
@@ -81,6 +78,8 @@ def generate(
     Raises:
         UserError: the model or the LoRA cannot be used.
     """
+    if images < 1:
+        raise UserError(f"images = {images} is too small; it must be at least 1.")
     prompts = (prompt,) if isinstance(prompt, str) else tuple(prompt)
     base, revision, adapters = None if model is None else str(model), None, []
     if lora is not None:
@@ -94,7 +93,7 @@ def generate(
     empty = empty_transformer(source)
     frozen.check(empty)
     given.check(empty, "lora")
-    where = resolve_device(device)
+    where = resolve_device(device, "device")
     if dtype not in leaves()["model.dtype"][0].__args__:
         raise UserError(f'dtype = "{dtype}" is not one of auto, float32, bfloat16, float16.')
     drawing = Drawing(

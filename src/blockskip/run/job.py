@@ -7,33 +7,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from PIL import Image
 
-from blockskip import __version__
-from blockskip.adapters.files import DIFFUSERS_KEY, FILE_NAME, lora_header, save_lora
+from blockskip.adapters.files import FILE_NAME
 from blockskip.adapters.lora import adapter_state, add_lora
 from blockskip.config import to_toml
 from blockskip.data.noise import noise, sigmas, weights
 from blockskip.encoding.pixels import store_pixels
 from blockskip.encoding.text import store_prompts
-from blockskip.errors import RunError, UserError
+from blockskip.errors import OutOfMemory, RunError, UserError
 from blockskip.families import Text, stack_text
 from blockskip.features.precompute import FeaturesArgument, Input, features_key, precompute
 from blockskip.loading.transformer import load_transformer
 from blockskip.loading.weights import Weights
 from blockskip.measure import PhaseRecord
-from blockskip.memory import release
+from blockskip.memory import is_out_of_memory, release
 from blockskip.method.skipping import SkippedModel
 from blockskip.progress import Progress, progress, say
-from blockskip.run.lora_file import write_sorted
+from blockskip.run.adapter import save_adapter
 from blockskip.run.prepare import Prepared
 from blockskip.run.previews import previews
 from blockskip.run.records import Records
 from blockskip.run.stretches import stretches
 from blockskip.seeds import derive_seed
 from blockskip.store.files import remove_stale_temporaries, write_atomically
-from blockskip.store.groups import GroupStore
+from blockskip.store.groups import GroupStore, StoreError
 from blockskip.training.checkpoints import Checkpoint, latest_checkpoint
 from blockskip.training.loop import Trainer, read_metrics
 from blockskip.training.step import MicroBatch
@@ -82,6 +80,7 @@ class _Job:
         self.output = prepared.output
         cache = Path(self.config.features.cache).expanduser() if self.config.features.cache else self.output / "cache"
         self.cache = cache
+        self._told = False
         self.source.import_classes()
         self.records = Records(self.output / "phases.json", prepared.device)
         self.meter = self.records.meter
@@ -98,7 +97,7 @@ class _Job:
         if done >= steps and adapter.is_file():
             say(f"{adapter} is finished ({done} steps).")
         else:
-            self._phases(checkpoint)
+            self._guarded_phases(checkpoint)
         if not self.config.features.cache and not self.config.features.keep:
             shutil.rmtree(self.cache, ignore_errors=True)
         samples = self._preview(steps)
@@ -144,6 +143,27 @@ class _Job:
 
     # -- the phases -------------------------------------------------------------------------------------------------
 
+    def _guarded_phases(self, checkpoint: Checkpoint | None) -> None:
+        """The phases, with what the machine may lack turned into one sentence."""
+        try:
+            self._phases(checkpoint)
+        except StoreError as error:
+            for store in (self.text_store, self.pixel_store, self.feature_store):
+                store.discard(error.key)
+            raise RunError(f"{error} (It has been removed already.)") from None
+        except (MemoryError, RuntimeError, OSError) as error:
+            if is_out_of_memory(error):
+                raise OutOfMemory(
+                    f'Out of memory in the phase "{self.meter.latest}"; the last checkpoint is whole. '
+                    "Try --train.gradient-checkpointing or a smaller --features.window with the same command, "
+                    "or a smaller --resolution or a larger --skip with another output folder."
+                ) from error
+            if isinstance(error, OSError):
+                raise RunError(
+                    f'Writing below "{self.output}" failed ({error}); the last checkpoint is whole.'
+                ) from error
+            raise
+
     def _phases(self, checkpoint: Checkpoint | None) -> None:
         prepared, device, dtype = self.prepared, self.prepared.device, self.prepared.dtype
         groups = prepared.schedule.groups
@@ -182,15 +202,14 @@ class _Job:
                 self.base, prepared.adapters.identity(), prepared.split.front, prepared.split.tail,
                 prepared.rule_identity, tuple(self.text_keys[sample.caption] for sample in group.samples), pixels,
                 tuple(sample.sigma for sample in group.samples), tuple(sample.noise_seed for sample in group.samples),
-                prepared.guidance, str(prepared.dtype),
+                prepared.guidance, self.source.family.name, f"{prepared.dtype} on {prepared.device.type}",
             ))
             for group, pixels in zip(prepared.schedule.groups, self.pixel_keys, strict=True)
         ]  # fmt: skip
 
     @property
     def _needs_features(self) -> bool:
-        split = self.prepared.split
-        return bool(split.tail or split.front) and self.config.skip.rule != "none"
+        return self.prepared.rule.stores(self.prepared.split)
 
     def _input(self, index: int) -> Input:
         group = self.prepared.schedule.groups[index]
@@ -209,7 +228,12 @@ class _Job:
         if not sizes:
             return None
         others = store.size() - sum(sizes)  # of other runs, where the folder is shared
-        return max(1, (self.prepared.disk_bytes - others) // max(sizes))
+        fits = (self.prepared.disk_bytes - others) // max(sizes)
+        least = self.config.train.gradient_accumulation_steps
+        if fits < least and not self._told:
+            self._told = True
+            say(f"Warning: features.disk is exceeded: one step needs {least * max(sizes) + others} bytes.")
+        return max(1, fits)
 
     def _precompute(self, groups: list[int]) -> None:
         if not self._needs_features:
@@ -250,7 +274,9 @@ class _Job:
         if trainer.step < until:
             trainer.train(self._batches(trainer.step, until), until, bar)
         if until >= self.config.train.steps:
-            self._save(adapter_state(model), trainer.skipped_steps)
+            save_adapter(self.output / "adapter", prepared, self.base, adapter_state(model))
+            if trainer.skipped_steps:
+                say(f"Left out because the loss or its gradient was not finite: {trainer.skipped_steps} steps.")
         del trainer, stubbed, parameters, model
         release()
         found = latest_checkpoint(self.output / "checkpoints")
@@ -275,47 +301,19 @@ class _Job:
 
     # -- what comes out ---------------------------------------------------------------------------------------------
 
-    def _save(self, state: dict[str, torch.Tensor], skipped_steps: int) -> None:
-        moved = [name for name, value in state.items() if ".lora_B." in name and bool(value.any())]
-        if not moved:
-            raise RunError("Training changed nothing: every lora_B is still zero. Is train.learning_rate too small?")
-        if skipped_steps:
-            count = "1 step was" if skipped_steps == 1 else f"{skipped_steps} steps were"
-            say(f"{count} left out because the loss or its gradient was not finite.")
-        try:
-            save_lora(self.output / "adapter", state, self._header(), write_sorted)
-        except ValueError as error:
-            raise RunError(f"The adapter cannot be saved: {error}. Try a lower train.learning_rate.") from None
-
-    def _header(self) -> dict[str, str]:
-        config, prepared = self.config, self.prepared
-        assert config.lora.lora_alpha is not None
-        base = "builtin" if config.model.path == "builtin" else Path(config.model.path).name
-        base = config.model.path if self.source.hub else base
-        header = {
-            DIFFUSERS_KEY: lora_header(prepared.targets, config.lora.rank, config.lora.lora_alpha, config.lora.dropout),
-            "modelspec.sai_model_spec": "1.0.0", "modelspec.architecture": f"{self.source.family.name}/lora",
-            "modelspec.trigger_phrase": config.data.prompt or "", "modelspec.title": config.data.prompt or base,
-            "ss_base_model_version": base, "ss_network_dim": config.lora.rank,
-            "ss_network_alpha": config.lora.lora_alpha, "ss_learning_rate": config.train.learning_rate,
-            "ss_steps": config.train.steps, "ss_seed": config.train.seed, "ss_resolution": config.data.resolution,
-            "ss_num_train_images": len(prepared.schedule.pictures), "blockskip.version": __version__,
-            "blockskip.skipped": f"{prepared.split.front}+{prepared.split.tail} of {prepared.num_blocks}",
-            "blockskip.rule": config.skip.rule.rpartition(":")[2],
-            "blockskip.base_sha256": self.base,
-        }  # fmt: skip
-        return {name: str(value) for name, value in header.items()}
-
     def _preview(self, step: int, checkpoint: Checkpoint | None = None) -> list[list[Image.Image]]:
         """The previews of a step, drawn unless they lie there; a failure is told and does not end the run."""
         if not self.config.preview.prompts:
             return []
+        lora, passing = self.output / "adapter" / FILE_NAME, self.output / "samples" / "adapter"
         try:
-            lora = self.output / "adapter" / FILE_NAME
             if checkpoint is not None:
-                lora = save_lora(self.cache / "preview", checkpoint.adapter, self._header(), write_sorted)
+                lora = save_adapter(passing, self.prepared, self.base, checkpoint.adapter)
             return previews(self.prepared, lora, step, self.meter)
         except Exception as error:  # whatever it is: what was trained must not be lost for a picture
             reason = " ".join(str(error).split()) or type(error).__name__
             say(f"Warning: the preview at step {step} failed ({reason}); training is not affected.")
             return []
+        finally:
+            shutil.rmtree(passing, ignore_errors=True)
+            release()

@@ -31,6 +31,7 @@ MAY_CHANGE = {
     "output", "train.steps", "train.learning_rate", "train.lr_scheduler", "train.lr_warmup_steps", "train.weight_decay",
     "train.max_grad_norm", "train.checkpoint_every", "train.checkpoints_total_limit", "features.window",
     "features.disk", "features.cache", "features.keep", "data.images", "data.class_images", "model.path",
+    "model.base_adapters", "skip.rule", "train.gradient_checkpointing", "train.device",
 }  # fmt: skip
 
 
@@ -132,6 +133,8 @@ def prepare(config: Config) -> Prepared:
         raise UserError(problems)
     model = empty_transformer(source)
     layout = source.family.layout
+    if config.model.dtype == "float16":
+        problems.append('model.dtype = "float16" is too narrow to train in; use "bfloat16" or "float32".')
     split = attempt(_split, config, layout.count(model))
     targets: list[str] = []
     if split is not None:
@@ -142,7 +145,7 @@ def prepare(config: Config) -> Prepared:
         attempt(adapters.check, model)
     if config.preview.prompts:
         attempt(Drawing((), height=config.preview.height, width=config.preview.width).size, source)
-    config = _resolved(config, source, full, resolution)
+    config = _resolved(config, source, full, resolution, device or torch.device("cpu"))
     schedule = None
     if pictures:
         assert config.sigma.distribution is not None and config.sigma.shift is not None
@@ -185,7 +188,7 @@ def _resolutions(config: Config, source: ModelSource) -> tuple[int, int]:
     return full, config.data.resolution or max(stride, full // 2 // stride * stride)
 
 
-def _resolved(config: Config, source: ModelSource, full: int, resolution: int) -> Config:
+def _resolved(config: Config, source: ModelSource, full: int, resolution: int, device: torch.device) -> Config:
     defaults = source.family.defaults
     data = dataclasses.replace(
         config.data, full_resolution=full, resolution=resolution,
@@ -201,7 +204,16 @@ def _resolved(config: Config, source: ModelSource, full: int, resolution: int) -
     )
     guidance = config.train.guidance_scale
     train = dataclasses.replace(config.train, guidance_scale=defaults.guidance_scale if guidance is None else guidance)
-    return dataclasses.replace(config, data=data, sigma=sigma, lora=lora, train=train)
+    train = dataclasses.replace(train, device=str(device))
+    dtype = str(resolve_dtype(config.model.dtype, device)).removeprefix("torch.")
+    local = source.hub is None and config.model.path != "builtin"
+    model = dataclasses.replace(
+        config.model,
+        dtype=dtype,
+        path=str(source.folder.resolve()) if local else config.model.path,
+        base_adapters=tuple(str(Path(path).expanduser().resolve()) for path in config.model.base_adapters),
+    )
+    return dataclasses.replace(config, model=model, data=data, sigma=sigma, lora=lora, train=train)
 
 
 def _split(config: Config, num_blocks: int) -> Split:

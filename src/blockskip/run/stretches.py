@@ -45,6 +45,7 @@ def stretches(
                 until = min(until, done + max(1, fits // accumulation))
         if preview_every:
             until = min(until, (done // preview_every + 1) * preview_every)
-        needed = range(done * accumulation, until * accumulation)
+        # without a budget the first stretch precomputes for all: the blocks' weights are read once
+        needed = range(done * accumulation, (until if limited else steps) * accumulation)
         yield Stretch(done, until, sorted({micro % groups for micro in needed}))
         done = until

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from blockskip.keys import FORMATS, file_sha256
 from blockskip.store.files import write_atomically
+from blockskip.store.tensors import DamagedFile, read_tensors, write_tensors
 
 NAME = re.compile(r"step-(\d{6,})")
 
@@ -54,7 +53,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, limit: int) -> Path:
     tensors = {f"adapter.{name}": value.detach().cpu().contiguous() for name, value in checkpoint.adapter.items()}
     tensors |= {f"optimizer.{name}": value.detach().cpu().contiguous() for name, value in checkpoint.optimizer.items()}
     try:
-        write_atomically(temporary / "state.safetensors", lambda path: save_file(tensors, path))
+        write_atomically(temporary / "state.safetensors", lambda path: write_tensors(path, tensors, {}))
         manifest = {
             "format": FORMATS["checkpoint"], "step": checkpoint.step, "skipped_steps": checkpoint.skipped_steps,
             "sha256": file_sha256(temporary / "state.safetensors"), "fingerprint": checkpoint.fingerprint,
@@ -88,8 +87,8 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
                 continue
             if manifest["sha256"] != file_sha256(path / "state.safetensors"):
                 continue
-            tensors = load_file(path / "state.safetensors")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):
+            tensors, _ = read_tensors(path / "state.safetensors")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, DamagedFile):
             continue
         parts: dict[str, dict[str, torch.Tensor]] = {"adapter": {}, "optimizer": {}}
         for name, value in tensors.items():

@@ -19,7 +19,7 @@ from blockskip.errors import RunError
 from blockskip.families import Family
 from blockskip.method.skipping import SkippedModel
 from blockskip.precision import compute
-from blockskip.progress import Progress
+from blockskip.progress import Progress, say
 from blockskip.seeds import derive_seed
 from blockskip.store.files import write_atomically
 from blockskip.training.checkpoints import Checkpoint, save_checkpoint
@@ -94,9 +94,13 @@ class Trainer:
             rate = self.optimizer.param_groups[0]["lr"]
             self.metrics.append({"step": self.step, "loss": loss, "learning_rate": rate, "grad_norm": norm})
             bar.advance(1, f"loss {loss:.4f}")
-            due = self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0
-            if due or self.step == until:
+            if self.step == until:
                 self.checkpoint()
+            elif self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0:
+                try:
+                    self.checkpoint()
+                except OSError as error:  # training goes on; the checkpoint before is whole
+                    say(f"Warning: the checkpoint of step {self.step} could not be written ({error}).")
         self.model.model.eval()
 
     def _optimizer_step(self, batches: Iterator[MicroBatch]) -> tuple[float, float]:
@@ -107,7 +111,7 @@ class Trainer:
             batch = next(batches).to(self.device)
             with self._dropout(micro), compute(self.device, self.dtype):
                 loss = training_loss(self.model, self.family, self.transformer_config, batch, self.guidance, self.dtype)
-                (loss / accumulation).backward()
+            (loss / accumulation).backward()
             total += float(loss.detach()) / accumulation
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, self.step)
