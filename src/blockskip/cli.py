@@ -41,11 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\nblockskip: stopped; the same command goes on from the last checkpoint.", file=sys.stderr)
         return 130
     except (MemoryError, RuntimeError) as error:
+        from blockskip.memory import is_out_of_memory
+
         if not is_out_of_memory(error):
             raise
-        print(
-            "blockskip: out of memory while drawing; try --stream or a smaller --height and --width.", file=sys.stderr
-        )
+        print("blockskip: out of memory; try --stream, or a smaller --height and --width.", file=sys.stderr)
         return OutOfMemory.exit_code
 
 

@@ -159,7 +159,6 @@ def lumina2() -> Base:
         "encoder_hidden_states": torch.randn(BATCH, TEXT_LENGTH, 24), "encoder_attention_mask": ragged_mask(),
         "return_dict": False,
     }  # fmt: skip
-    pre = ("context_refiner", "noise_refiner")
     return Base(_ready(model), inputs, BlockLayout(("layers",), (IMAGE,), order="txt_img"))
 
 
