@@ -140,8 +140,10 @@ def test_keys_follow_what_the_latents_depend_on(flux: ModelSource, sana: ModelSo
     group = schedule.groups[0]
     sample, rest = group.samples[0], group.samples[1:]
 
-    def one(group: Group = group, dtype: torch.dtype = torch.float32, source: ModelSource = flux) -> str:
-        (found,) = pixel_keys(source, schedule, [group], dtype)
+    def one(
+        group: Group = group, dtype: torch.dtype = torch.float32, source: ModelSource = flux, device: str = "cpu"
+    ) -> str:
+        (found,) = pixel_keys(source, schedule, [group], dtype, torch.device(device))
         return found
 
     def changed(**changes: Any) -> Group:
@@ -149,7 +151,7 @@ def test_keys_follow_what_the_latents_depend_on(flux: ModelSource, sana: ModelSo
 
     left, top, width, height = sample.box
     found = [
-        one(), one(dtype=torch.bfloat16), one(source=sana), one(changed(flip=not sample.flip)),
+        one(), one(dtype=torch.bfloat16), one(source=sana), one(device="cuda"), one(changed(flip=not sample.flip)),
         one(changed(box=(left, top, width - 8, height))), one(changed(noise_seed=1)), one(mirrored(group)),
         one(changed(picture=(sample.picture + 1) % 5)), one(replace(group, size=(40, 32))),
         one(replace(group, samples=group.samples[::-1])), one(replace(group, samples=group.samples[:1])),

@@ -83,11 +83,13 @@ def test_the_store_has_each_prompt_once(source: ModelSource, tmp_path: Path, mon
 
 
 def test_keys_follow_what_the_text_depends_on(source: ModelSource, flux: ModelSource, sana: ModelSource) -> None:
-    def one(prompt: str = "a dog", length: int = LENGTH, dtype: torch.dtype = torch.float32) -> str:
-        return text_keys(source, [prompt], length, dtype)[prompt]
+    def one(
+        prompt: str = "a dog", length: int = LENGTH, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    ) -> str:
+        return text_keys(source, [prompt], length, dtype, torch.device(device))[prompt]
 
     other = sana if source is flux else flux
     found = [one(), one("a dog "), one("A dog"), one(length=LENGTH + 1), one(dtype=torch.bfloat16)]
-    found.append(text_keys(other, ["a dog"], LENGTH, torch.float32)["a dog"])
+    found += [one(device="cuda"), text_keys(other, ["a dog"], LENGTH, torch.float32, CPU)["a dog"]]
     assert len(set(found)) == len(found)
-    assert text_keys(source, ["x", "a dog"], LENGTH, torch.float32)["a dog"] == one()
+    assert text_keys(source, ["x", "a dog"], LENGTH, torch.float32, CPU)["a dog"] == one()

@@ -23,8 +23,8 @@ from tests.families.groups import CPU, GUIDANCE, forward_inputs, group, transfor
 
 F32, BF16 = torch.float32, torch.bfloat16
 GROUPS = 5
-#: Sizes of the windows by how much memory there is: the first group alone tells how much a group takes.
-WINDOWS = {"one group": [1, 1, 1, 1, 1], "two groups": [1, 2, 2], "all": [1, 4]}
+#: Sizes of the windows by how much memory there is.
+WINDOWS = {"one group": [1, 1, 1, 1, 1], "two groups": [2, 2, 1], "all": [5]}
 CASES = [
     ("flux", F32, "one group", (3, 2)), ("flux", F32, "two groups", (5, 0)), ("flux", F32, "all", (0, 6)),
     ("flux", BF16, "two groups", (2, 3)), ("sana", F32, "one group", (2, 2)), ("sana", F32, "all", (3, 0)),
@@ -87,18 +87,26 @@ def test_stored_features_are_those_of_one_forward_pass(
     source: ModelSource = request.getfixturevalue(name)
     batches, split, store = groups_of(source), Split(*pair), GroupStore(tmp_path)
     sizes: list[int] = []
-    run_window = module._run_window
+    run_window = module._Window.__call__
 
-    def counted(*args: Any) -> int:
-        sizes.append(len(args[4]))
-        return run_window(*args)
+    def counted(self: Any, groups: list[Input], *args: Any) -> None:
+        sizes.append(len(groups))
+        run_window(self, groups, *args)
 
-    monkeypatch.setattr(module, "_run_window", counted)
+    monkeypatch.setattr(module._Window, "__call__", counted)
+    measured: list[int] = []
+    group_bytes = module._Window.group_bytes
+
+    def told(self: Any, first: Input) -> int:
+        measured.append(group_bytes(self, first))
+        return 100
+
+    monkeypatch.setattr(module._Window, "group_bytes", told)
     expected = expected_features(source, batches, split, ConstantResidual(), dtype)
-    largest = _bytes_held(source, batches[0], split, expected[0], dtype)
-    room = {"one group": 1, "two groups": 2 * largest, "all": 1 << 30}[window]
+    room = {"one group": 1, "two groups": 250, "all": 1 << 30}[window]
     store_features(source, batches, split, store, window_bytes=room, dtype=dtype)
     assert sizes == WINDOWS[window]
+    assert measured[0] >= _bytes_held(source, batches[0], split, expected[0], dtype)
     again = GroupStore(tmp_path)
     for key_, features in zip(names_of(batches), expected, strict=True):
         assert_equal(again.read(key_), features)
@@ -163,12 +171,12 @@ def test_only_what_the_store_lacks_is_computed_once(flux: ModelSource, tmp_path:
     store = GroupStore(tmp_path)
     read = reader(batches, asked)
     store_features(flux, batches, split, store, read=read)
-    assert asked == [0, 1, 2, 3, 4]
+    assert asked == [0, 0, 1, 2, 3, 4]  # the first group also tells how large a group is
     kept = store.read(names_of(batches)[3])
     store.discard(names_of(batches)[3])
     asked.clear()
     store_features(flux, batches, split, store, read=read)
-    assert asked == [3]
+    assert asked == [3, 3]
     assert_equal(store.read(names_of(batches)[3]), kept)
     asked.clear()
     store_features(flux, batches, split, store, read=read)
@@ -187,7 +195,7 @@ def test_equal_keys_are_computed_once(flux: ModelSource, tmp_path: Path) -> None
         flux, Split(1, 1), ConstantResidual(), ["ab", "ab", "ab"], read, store, window_bytes=1, dtype=torch.float32,
         device=CPU, guidance=1.0,
     )  # fmt: skip
-    assert len(asked) == 1
+    assert len(asked) == 2  # once to tell how large a group is
 
 
 def test_nothing_is_loaded_when_nothing_is_stored(
@@ -212,14 +220,16 @@ def test_a_front_alone_runs_no_block_behind_it(
 
     monkeypatch.setattr(StreamedTransformer, "block", counted)
     store_features(flux, [group(flux)], Split(3, 0), GroupStore(tmp_path))
-    assert loaded == [0, 1, 2]
+    assert loaded == [0, 0, 1, 2]  # block 0 also tells how large a group is
 
 
 def test_every_part_of_the_argument_is_part_of_the_key() -> None:
-    first = FeaturesArgument("w", ("a",), 3, 2, "residual", ("t",), "p", (0.25, 0.5), (1, 2), 1.0, "torch.float32")
+    first = FeaturesArgument(
+        "w", ("a",), 3, 2, "residual", ("t",), "p", (0.25, 0.5), (1, 2), 1.0, "flux", "torch.float32"
+    )
     changes: dict[str, Any] = {
         "transformer": "v", "adapters": (), "front": 4, "tail": 1, "rule": "none", "text": ("u",), "pixels": "q",
-        "sigmas": (0.25, 0.5000001), "noise_seeds": (1, 3), "guidance": 1.5, "dtype": "torch.bfloat16",
+        "sigmas": (0.25, 0.5000001), "noise_seeds": (1, 3), "guidance": 1.5, "family": "sana", "dtype": "torch.bfloat16",
     }  # fmt: skip
     assert set(changes) == set(first.__dataclass_fields__)
     keys = {features_key(FeaturesArgument(**{**first.__dict__, name: value})) for name, value in changes.items()}

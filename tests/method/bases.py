@@ -172,8 +172,7 @@ def z_image() -> Base:
         "x": list(torch.randn(BATCH, 4, 1, SIDE, SIDE)), "t": torch.tensor([0.7, 0.2]),
         "cap_feats": [torch.randn(TEXT_LENGTH, 24), torch.randn(TEXT_LENGTH - 2, 24)], "return_dict": False,
     }  # fmt: skip
-    pre = ("noise_refiner", "context_refiner")
-    return Base(_ready(model), inputs, BlockLayout(("layers",), (IMAGE,), "all_final_layer", "img_txt", pre))
+    return Base(_ready(model), inputs, BlockLayout(("layers",), (IMAGE,), "all_final_layer", "img_txt"))
 
 
 def cog_view4() -> Base:

@@ -12,6 +12,7 @@ def cut(done: int, steps: int, accumulation: int, groups: int, every: int, room:
 
 
 def test_without_limits_there_is_one() -> None:
+    """And all features are precomputed in it."""
     assert cut(0, 3, 2, 6, 0, []) == [Stretch(0, 3, [0, 1, 2, 3, 4, 5])]
     assert cut(2, 3, 2, 6, 0, []) == [Stretch(2, 3, [4, 5])]
 
@@ -34,7 +35,8 @@ def test_the_first_step_tells_how_large_a_group_is() -> None:
 
 def test_a_pool_is_cycled() -> None:
     assert cut(0, 3, 2, 4, 0, [])[0].groups == [0, 1, 2, 3]
-    assert [s.groups for s in cut(0, 3, 2, 4, 1, [])] == [[0, 1], [2, 3], [0, 1]]
+    assert [s.groups for s in cut(0, 3, 2, 4, 1, [None, 3, 3])] == [[0, 1], [2, 3], [0, 1]]
+    assert [s.groups for s in cut(0, 3, 2, 4, 1, [])] == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1]]
 
 
 @given(
@@ -48,7 +50,7 @@ def test_every_step_is_in_one_stretch(
     assert found[-1].until == steps
     for stretch, following in zip(found, [*found[1:], None], strict=True):
         assert following is None or stretch.until == following.start
-        micro = range(stretch.start * accumulation, stretch.until * accumulation)
+        micro = range(stretch.start * accumulation, (steps if room is None else stretch.until) * accumulation)
         assert stretch.groups == sorted({number % groups for number in micro})
         if room is not None and room < groups and stretch.until - stretch.start > 1:
             assert len(stretch.groups) <= room

@@ -168,7 +168,7 @@ def test_a_failed_save_leaves_the_earlier_one_and_nothing_half_written(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "save_file", full)
+    monkeypatch.setattr(module, "write_tensors", full)
     with pytest.raises(OSError, match="No space"):
         save_checkpoint(tmp_path, checkpoint(2), 0)
     assert names(tmp_path) == ["step-000001"]

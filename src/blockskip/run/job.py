@@ -160,7 +160,7 @@ class _Job:
                 ) from error
             if isinstance(error, OSError):
                 raise RunError(
-                    f'Writing below "{self.output}" failed ({error}); the last checkpoint is whole.'
+                    f'A file cannot be read or written ({error}); the last checkpoint in "{self.output}" is whole.'
                 ) from error
             raise
 
@@ -276,7 +276,8 @@ class _Job:
         if until >= self.config.train.steps:
             save_adapter(self.output / "adapter", prepared, self.base, adapter_state(model))
             if trainer.skipped_steps:
-                say(f"Left out because the loss or its gradient was not finite: {trainer.skipped_steps} steps.")
+                count = "1 step was" if trainer.skipped_steps == 1 else f"{trainer.skipped_steps} steps were"
+                say(f"{count} left out because the loss or its gradient was not finite.")
         del trainer, stubbed, parameters, model
         release()
         found = latest_checkpoint(self.output / "checkpoints")
