@@ -13,7 +13,9 @@ from blockskip.method.capture import capture
 from blockskip.method.layout import State
 from blockskip.method.skipping import (
     ConstantResidual,
+    NoResidual,
     SkippedModel,
+    SkipRule,
     Stub,
     install_stubs,
     run_block,
@@ -33,13 +35,19 @@ def base(request: pytest.FixtureRequest) -> Base:
     return make()
 
 
+class Absent(NoResidual):
+    """The tail is absent, the front is stored."""
+
+    uses_front = True
+
+
 @contextmanager
-def skipping(base: Base, split: Split) -> Iterator[SkippedModel]:
+def skipping(base: Base, split: Split, rule: SkipRule = RULE) -> Iterator[SkippedModel]:
     """The model with the split's blocks taken out, and put back at the end."""
     removed = install_stubs(base.model, base.layout, split.skipped(base.layout.count(base.model)))
     assert set(removed) == set(split.skipped(base.layout.count(base.model)))
     try:
-        yield SkippedModel(base.model, base.layout, split, RULE)
+        yield SkippedModel(base.model, base.layout, split, rule)
     finally:
         for index, block in removed.items():
             assert isinstance(base.layout.replace(base.model, index, block), Stub)
@@ -69,6 +77,37 @@ def test_front_and_tail_give_the_base_s_output(base: Base, split: tuple[int, int
             control = first(skipped(without, **base.inputs))
     assert (output - full).norm() <= 1e-6 * full.norm()
     assert (control - full).norm() >= 1e-4 * full.norm()
+
+
+@pytest.mark.parametrize("split", [(0, 2), (2, 1), (1, 5)], ids=str)
+def test_the_residual_is_that_of_the_image_tokens_also_when_the_middle_has_changed(
+    base: Base, split: tuple[int, int]
+) -> None:
+    """With the tail merely absent the model itself cuts the image tokens out of its stream: what Eq. 3 is held to."""
+    cut = Split(split[0], min(split[1], base.layout.count(base.model) - split[0] - 1))
+    head_inputs: list[torch.Tensor] = []
+    hook = base.layout.head_of(base.model).register_forward_pre_hook(
+        lambda _, args, kwargs: head_inputs.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+    )
+    with torch.no_grad():
+        _, features = capture(base.model, base.layout, cut, RULE, base.inputs)
+        front = {name: value for name, value in features.items() if name.startswith("front.")}
+        with skipping(base, cut, Absent()) as skipped:
+            skipped(front, **base.inputs)
+        block = base.layout.blocks(base.model)[cut.front]
+        before = {name: value.clone() for name, value in block.state_dict().items()}
+        for value in block.parameters():
+            value.mul_(1.1)
+        for rule, given in ((Absent(), front), (RULE, features)):
+            with skipping(base, cut, rule) as skipped:
+                skipped(given, **base.inputs)
+        block.load_state_dict(before)
+    hook.remove()
+    full, absent, changed, found = head_inputs
+    assert features["tail.residual"].shape == full.shape
+    assert torch.allclose(features["tail.residual"], full - absent, atol=1e-5)
+    assert (changed - absent).norm() > 1e-3 * absent.norm()
+    assert torch.allclose(found, changed + (full - absent), atol=1e-5)
 
 
 def test_block_by_block_gives_what_one_forward_pass_gives(base: Base) -> None:

@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from blockskip.config import SHORT, from_flat
 from blockskip.data.schedule import Group
 from blockskip.errors import RunError
 from blockskip.run import Prepared, prepare
-from blockskip.run.api import from_flat
 from blockskip.run.job import _Job
 from tests.run.runs import PROMPT, Run, Runs, Written
 
@@ -89,9 +89,8 @@ def case(warm: Case, tmp_path: Path) -> Case:
 
 def _config(folder: Path, runs: Runs, **changes: Any) -> Any:
     given = runs.settings(output=folder / "none", model=folder / "model", images=folder / "photos", **changes)
-    names = {"model": "model.path", "images": "data.images", "prompt": "data.prompt"}
     return from_flat({
-        names.get(name, name.replace("__", ".")): str(value) if isinstance(value, Path) else value
+        SHORT.get(name, name.replace("__", ".")): str(value) if isinstance(value, Path) else value
         for name, value in given.items()
     })  # fmt: skip
 

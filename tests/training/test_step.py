@@ -63,11 +63,15 @@ def test_four_of_one_are_one_of_four(source: ModelSource, tmp_path: Path) -> Non
     assert max(float((wrong[name] - value).abs().max()) for name, value in whole.items()) > 1e-3 * largest
 
 
-def test_gradient_checkpointing_changes_no_gradient(source: ModelSource, tmp_path: Path) -> None:
-    batch = Data(source)(0)
-    plain = gradients(random_b(make_trainer(source, tmp_path / "plain")), [batch])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_gradient_checkpointing_changes_no_gradient(
+    source: ModelSource, tmp_path: Path, dtype: torch.dtype, dropout: float
+) -> None:
+    batch, options = Data(source, dtype)(0), {"dtype": dtype, "dropout": dropout}
+    plain = gradients(random_b(make_trainer(source, tmp_path / "plain", **options)), [batch])
     calls: list[int] = []
-    trainer = random_b(make_trainer(source, tmp_path / "checkpointing", checkpointing=True))
+    trainer = random_b(make_trainer(source, tmp_path / "checkpointing", checkpointing=True, **options))
     first = trainer.model.layout.blocks(trainer.model.model)[2]
     first.register_forward_pre_hook(lambda *_: calls.append(1))
     found = gradients(trainer, [batch])
