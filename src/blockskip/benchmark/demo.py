@@ -28,11 +28,11 @@ from blockskip.run.summary import column
 
 #: What both runs share: the same steps, samples a step, rank and learning rate.
 SHARED: dict[str, Any] = {
-    "train.steps": 250,
+    "train.steps": 120,
     "train.batch_size": 4,
     "train.gradient_accumulation_steps": 1,
-    "train.learning_rate": 1e-3,
-    "train.checkpoint_every": 125,
+    "train.learning_rate": 2e-3,
+    "train.checkpoint_every": 60,
     "preview.images": 2,
     "preview.batch_size": 4,
 }
