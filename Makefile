@@ -24,6 +24,8 @@ help:
 demo: $(READY)
 	$(BIN)/blockskip demo --output demo
 
+# Tiny models gain nothing from more threads, and lose much when other work shares the cores.
+test: export OMP_NUM_THREADS := 1
 test: lint
 	@echo "== tests"
 	$(BIN)/python -m pytest

@@ -5,18 +5,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.run.runs import Runs
 from tests.tiny import make_flux, make_sana
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_collection() -> Iterator[None]:
-    """Leave what the libraries made at their import out of garbage collection: a run collects after every phase."""
+def quick_runs() -> Iterator[None]:
+    """What makes runs of tiny models take a second.
+
+    One thread: more of them wait for each other, and for whatever else the machine does. And what the libraries made at
+    their import is left out of garbage collection, since a run collects after every phase.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
     yield
     gc.unfreeze()
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
