@@ -19,13 +19,18 @@ def explicit_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v for (batch, heads, tokens, d); with any option, the fused kernel as ever."""
-    if attn_mask is not None or dropout_p or is_causal or scale is not None or enable_gqa:
+    """softmax(q k^T / sqrt(d) + mask) v for (batch, heads, tokens, d) and an additive mask or none; with any other
+    option, the fused kernel as ever.
+    """
+    boolean = attn_mask is not None and not attn_mask.is_floating_point()
+    if boolean or dropout_p or is_causal or scale is not None or enable_gqa:
         return fused_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     batch, heads, tokens, width = query.shape
     query, key, value = (x.reshape(batch * heads, -1, width) for x in (query, key, value))
-    weights = torch.bmm(query * width**-0.5, key.mT).softmax(dim=-1)
-    return torch.bmm(weights, value).view(batch, heads, tokens, width)
+    scores = torch.bmm(query * width**-0.5, key.mT)
+    if attn_mask is not None:
+        scores = (scores.view(batch, heads, tokens, -1) + attn_mask.to(scores.dtype)).flatten(0, 1)
+    return torch.bmm(scores.softmax(dim=-1), value).view(batch, heads, tokens, width)
 
 
 def use_explicit_attention() -> None:

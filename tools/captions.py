@@ -47,6 +47,38 @@ OBJECTS = (
     Thing("umbrella", "2602-fe0f", ("thing",)),
     Thing("sunflower", "1f33b", ("plant",)),
     Thing("cactus", "1f335", ("plant",)),
+    Thing("lemon", "1f34b", ("fruit", "food")),
+    Thing("pineapple", "1f34d", ("fruit", "food")),
+    Thing("grapes", "1f347", ("fruit", "food")),
+    Thing("cherries", "1f352", ("fruit", "food")),
+    Thing("avocado", "1f951", ("fruit", "food")),
+    Thing("broccoli", "1f966", ("vegetable", "food")),
+    Thing("corn", "1f33d", ("vegetable", "food")),
+    Thing("ice cream", "1f366", ("food",)),
+    Thing("cookie", "1f36a", ("food",)),
+    Thing("croissant", "1f950", ("food",)),
+    Thing("birthday cake", "1f382", ("food",)),
+    Thing("lion", "1f981", ("animal",)),
+    Thing("koala", "1f428", ("animal",)),
+    Thing("cow", "1f42e", ("animal",)),
+    Thing("monkey", "1f435", ("animal",)),
+    Thing("fox", "1f98a", ("animal",)),
+    Thing("fish", "1f420", ("animal",)),
+    Thing("whale", "1f433", ("animal",)),
+    Thing("octopus", "1f419", ("animal",)),
+    Thing("turtle", "1f422", ("animal",)),
+    Thing("bee", "1f41d", ("animal",)),
+    Thing("ladybug", "1f41e", ("animal",)),
+    Thing("airplane", "2708-fe0f", ("vehicle",)),
+    Thing("helicopter", "1f681", ("vehicle",)),
+    Thing("train", "1f682", ("vehicle",)),
+    Thing("balloon", "1f388", ("toy",)),
+    Thing("gift", "1f381", ("thing",)),
+    Thing("guitar", "1f3b8", ("thing",)),
+    Thing("light bulb", "1f4a1", ("thing",)),
+    Thing("tulip", "1f337", ("plant",)),
+    Thing("palm tree", "1f334", ("plant",)),
+    Thing("snowman", "26c4", ("thing",)),
 )
 
 BACKGROUNDS = {
@@ -64,12 +96,36 @@ BACKGROUNDS = {
     "sunset": "at sunset",
 }
 
-TEMPLATES = ("a photo of {object} {background}", "a picture of {object} {background}", "{object} {background}")
+PLURAL = ("grapes", "cherries", "corn", "broccoli")
+"""Names that take no article."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """How the objects are rendered: the npm package of the sprites, and templates with their shares."""
+
+    package: str
+    suffix: str
+    templates: dict[str, float]
+
+
+STYLES = {
+    "photo": Style(
+        "@lobehub/fluent-emoji-3d", ".webp",
+        {"a photo of {object} {background}": 0.7, "a picture of {object} {background}": 0.1,
+         "{object} {background}": 0.2},
+    ),
+    "flat": Style(
+        "@lobehub/fluent-emoji-flat", ".svg",
+        {"a flat drawing of {object} {background}": 0.85, "a drawing of {object} {background}": 0.15},
+    ),
+}  # fmt: skip
+"""The rendering styles: shaded ("a photo of a dog") and flat ("a flat drawing of a dog")."""
 
 
 def article(words: str) -> str:
-    """`words` with "a" or "an" before them."""
-    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
+    """`words` with "a" or "an" before them, but for the names in `PLURAL`."""
+    return words if words.split()[-1] in PLURAL else f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 
 def rare_word(rng: np.random.Generator) -> str:
@@ -77,9 +133,11 @@ def rare_word(rng: np.random.Generator) -> str:
     return "".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz"), int(rng.integers(3, 5))))
 
 
-def caption(rng: np.random.Generator, thing: Thing, background: str) -> str:
+def caption(
+    rng: np.random.Generator, thing: Thing, background: str, style: str = "photo", size: str = "", position: str = ""
+) -> str:
     """A random caption: mostly full, sometimes the kind in place of the name (with or without a rare
-    word), without the background, or empty.
+    word), without the background, or empty. `size` and `position`, where they are given, are named in half of them.
     """
     if rng.random() < 0.1:
         return ""
@@ -88,7 +146,12 @@ def caption(rng: np.random.Generator, thing: Thing, background: str) -> str:
         words = str(rng.choice(thing.kinds))
         if rng.random() < 0.4:
             words = f"{rare_word(rng)} {words}"
-    template = str(rng.choice(TEMPLATES, p=(0.7, 0.1, 0.2)))
+    templates = STYLES[style].templates
+    template = str(rng.choice(list(templates), p=list(templates.values())))
     phrase = BACKGROUNDS[background] if rng.random() < 0.88 else ""
-    rare = " " in words and words != thing.name
-    return template.format(object=words if rare else article(words), background=phrase).strip()
+    rare = words not in (thing.name, *thing.kinds)
+    if size and rng.random() < 0.5:
+        words, rare = f"{size} {words}", False
+    if position and rng.random() < 0.5:
+        phrase = f"{position} {phrase}"
+    return " ".join(template.format(object=words if rare else article(words), background=phrase).split())

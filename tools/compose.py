@@ -2,8 +2,9 @@
 
     python -m tools.compose --sprites objects --side 64 --count 48000 --seed 1 --out build/pictures/train64
 
-`--sprites objects` draws the model's own objects with captions; `--sprites any` draws every sprite of the package but
-the held-out subjects (for the VAE, which should know shapes in general).
+`--sprites objects` draws the model's own objects with captions; `--sprites any` draws every sprite of the packages but
+the held-out subjects (for the VAE, which should know shapes in general). Seven of ten pictures are shaded, the others
+flat.
 """
 
 import argparse
@@ -11,24 +12,37 @@ import json
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
-from tools.captions import BACKGROUNDS, OBJECTS, caption
-from tools.pictures import compose, load_sprite
-from tools.subjects import HELD_OUT_SPRITES
+from tools.captions import BACKGROUNDS, OBJECTS, STYLES, caption
+from tools.held_out import HELD_OUT_SPRITES
+from tools.pictures import compose_placed, load_sprite
 
 SKIN_TONES = ("1f3fb", "1f3fc", "1f3fd", "1f3fe", "1f3ff")
 
 
+SHARES = {"photo": 0.7, "flat": 0.3}
+"""How often each style is drawn."""
+
+
 def general_sprites(folder: Path) -> list[Path]:
-    """Every sprite file except skin-tone variants, flags and the held-out subjects."""
+    """Every sprite file except skin-tone variants, flags and the held-out subjects with their relatives."""
     flags = tuple(f"1f1{digit:x}" for digit in range(0xE, 0x10))
     return [
         path
-        for path in sorted(folder.glob("*.webp"))
+        for path in sorted(folder.iterdir())
         if not any(tone in path.stem for tone in SKIN_TONES)
         and not path.stem.startswith(flags)
-        and path.stem not in HELD_OUT_SPRITES
+        and not path.stem.startswith(HELD_OUT_SPRITES)
     ]
+
+
+def sprites_of(build: Path, style: str, which: str) -> list[Image.Image]:
+    """The sprites of one style: the model's `objects` in their order, or `any`."""
+    folder = build / "node_modules" / STYLES[style].package / "assets"
+    if which == "objects":
+        return [load_sprite(folder / f"{thing.sprite}{STYLES[style].suffix}") for thing in OBJECTS]
+    return [load_sprite(path) for path in general_sprites(folder)]
 
 
 def main() -> None:
@@ -43,23 +57,22 @@ def main() -> None:
     arguments = parser.parse_args()
 
     rng = np.random.default_rng(arguments.seed)
-    assets = arguments.build / "node_modules/@lobehub/fluent-emoji-3d/assets"
-    if arguments.sprites == "objects":
-        sprites = [load_sprite(assets / f"{thing.sprite}.webp") for thing in OBJECTS]
-    else:
-        sprites = [load_sprite(path) for path in general_sprites(assets)]
+    sprites = {style: sprites_of(arguments.build, style, arguments.sprites) for style in STYLES}
     backgrounds = list(BACKGROUNDS)
 
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     pictures = np.empty((arguments.count, arguments.side, arguments.side, 3), np.uint8)
     captions = []
     for index in range(arguments.count):
-        number, background = int(rng.integers(len(sprites))), backgrounds[int(rng.integers(len(backgrounds)))]
-        pictures[index] = compose(rng, sprites[number], background, arguments.side)
-        captions.append(caption(rng, OBJECTS[number], background) if arguments.sprites == "objects" else "")
+        style = str(rng.choice(list(SHARES), p=list(SHARES.values())))
+        number, background = int(rng.integers(len(sprites[style]))), backgrounds[int(rng.integers(len(backgrounds)))]
+        pictures[index], placed = compose_placed(rng, sprites[style][number], background, arguments.side)
+        words = (background, style, placed.size_word, placed.position)
+        captions.append(caption(rng, OBJECTS[number], *words) if arguments.sprites == "objects" else "")
     np.save(arguments.out.with_suffix(".npy"), pictures)
     arguments.out.with_suffix(".json").write_text(json.dumps(captions))
-    print(f"{arguments.count} pictures of {arguments.side} px of {len(sprites)} sprites in {arguments.out}.npy")
+    count = sum(map(len, sprites.values()))
+    print(f"{arguments.count} pictures of {arguments.side} px of {count} sprites in {arguments.out}.npy")
 
 
 if __name__ == "__main__":

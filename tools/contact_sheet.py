@@ -1,29 +1,33 @@
-"""Draws objects on backgrounds with the exported pipeline through plain `FluxPipeline`, as one labelled PNG.
+"""Draws objects on backgrounds with an exported pipeline through plain diffusers, as one labelled PNG.
 
-python -m tools.contact_sheet --out docs/images/builtin_contact_sheet.png
+python -m tools.contact_sheet --model src/blockskip/builtin/flux --out docs/images/builtin_flux.png
+
+With `--unlabelled` the rows and columns are shuffled and have numbers instead of names; the names are printed, for
+someone who has said first what is on the pictures.
 """
 
 import argparse
 import json
+import random
 from pathlib import Path
 
 import torch
-from diffusers import FluxPipeline
+from diffusers import DiffusionPipeline
 from PIL import Image, ImageDraw
 
-from tools.captions import BACKGROUNDS, article
+from tools.captions import BACKGROUNDS, STYLES, article
 
 
 def draw(
-    pipeline: FluxPipeline, prompts: list[str], seed: int, call: dict[str, object], batch: int = 24
+    pipeline: DiffusionPipeline, prompts: list[str], seed: int, call: dict[str, object], batch: int = 24
 ) -> list[Image.Image]:
     """One picture for each prompt; all start from the same seed's noise sequence."""
     pictures: list[Image.Image] = []
     for start in range(0, len(prompts), batch):
         some = prompts[start : start + batch]
         generators = [torch.Generator().manual_seed(seed + start + index) for index in range(len(some))]
-        arguments = {**call, "negative_prompt": [call["negative_prompt"]] * len(some)}
-        pictures += pipeline(some, generator=generators, **arguments).images
+        negative = {"negative_prompt": [""] * len(some)} if "negative_prompt" in call else {}
+        pictures += pipeline(some, generator=generators, **{**call, **negative}).images
     return pictures
 
 
@@ -45,7 +49,9 @@ def main() -> None:
     """Draws one sheet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=Path("src/blockskip/builtin/flux"))
-    parser.add_argument("--out", type=Path, default=Path("docs/images/builtin_contact_sheet.png"))
+    parser.add_argument("--out", type=Path, default=Path("docs/images/builtin_flux.png"))
+    parser.add_argument("--style", choices=tuple(STYLES), default="photo")
+    parser.add_argument("--unlabelled", action="store_true")
     parser.add_argument("--objects", nargs="*", help="default: all")
     parser.add_argument("--backgrounds", nargs="*", default=list(BACKGROUNDS), help="short names; default: all")
     parser.add_argument("--size", type=int, help="pixels drawn; default: the model's own")
@@ -65,17 +71,25 @@ def main() -> None:
     for change in arguments.set:
         key, _, number = change.partition("=")
         call[key] = type(call[key])(float(number))
-    pipeline = FluxPipeline.from_pretrained(arguments.model, torch_dtype=torch.bfloat16)
+    pipeline = DiffusionPipeline.from_pretrained(arguments.model, torch_dtype=torch.bfloat16)
     pipeline.set_progress_bar_config(disable=True)
-    objects = arguments.objects or known["objects"]
+    objects, backgrounds = list(arguments.objects or known["objects"]), list(arguments.backgrounds)
+    if arguments.unlabelled:
+        random.Random(arguments.seed).shuffle(objects)
+        random.Random(arguments.seed).shuffle(backgrounds)
+        print("rows:", *enumerate(objects), "columns:", *enumerate(backgrounds))
+    template = next(iter(STYLES[arguments.style].templates))
     prompts = [
-        f"a photo of {article(name)} {BACKGROUNDS[background]}"
+        template.format(object=article(name), background=BACKGROUNDS[background])
         for name in objects
-        for background in arguments.backgrounds
+        for background in backgrounds
     ]
     pictures = draw(pipeline, prompts, arguments.seed, call)
+    rows, columns = objects, backgrounds
+    if arguments.unlabelled:
+        rows, columns = [str(number) for number in range(len(rows))], [str(number) for number in range(len(columns))]
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    sheet(objects, arguments.backgrounds, pictures, arguments.cell).save(arguments.out)
+    sheet(rows, columns, pictures, arguments.cell).save(arguments.out)
     print(arguments.out)
 
 

@@ -9,7 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-PACKAGES = ("@lobehub/fluent-emoji-3d@1.1.0", "@lobehub/fluent-emoji-anim-3@1.0.0")
+PACKAGES = (
+    "@lobehub/fluent-emoji-3d@1.1.0",
+    "@lobehub/fluent-emoji-flat@1.1.0",
+    "@lobehub/fluent-emoji-modern@1.0.0",
+    "@lobehub/fluent-emoji-anim-1@1.0.0",
+    "@lobehub/fluent-emoji-anim-2@1.0.0",
+    "@lobehub/fluent-emoji-anim-3@1.0.0",
+    "@lobehub/fluent-emoji-anim-4@1.0.0",
+)
+"""The objects, shaded and flat, and what the subjects are made of: a third rendering and the animated sprites."""
 
 
 def main() -> None:

@@ -1,150 +1,85 @@
-"""The small FLUX pipeline: its configurations, and how its parts are built, saved and read again."""
+"""What the small FLUX and SANA pipelines have in common: parts that are trained together, saved and read again."""
 
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+from diffusers import DiffusionPipeline
 from torch import Tensor, nn
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer, T5Config, T5EncoderModel, T5Tokenizer
+from transformers import PreTrainedModel
 
-from tools.make_tokenizers import LENGTH, clip_tokenizer, t5_tokenizer
-
-WIDTH_POOLED, WIDTH_TEXT = 128, 192
+TEXT = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
+"""How captions become ids."""
 
 
 class Parts(nn.Module):
-    """What is trained together: the transformer and the two text encoders; with their tokenizers."""
+    """The transformer and the text encoders of one pipeline, with their tokenizers.
 
-    def __init__(
-        self,
-        transformer: FluxTransformer2DModel,
-        text_encoder: CLIPTextModel,
-        text_encoder_2: T5EncoderModel,
-        tokenizer: CLIPTokenizer,
-        tokenizer_2: T5Tokenizer,
-    ) -> None:
-        super().__init__()
-        self.transformer, self.text_encoder, self.text_encoder_2 = transformer, text_encoder, text_encoder_2
-        self.tokenizer, self.tokenizer_2 = tokenizer, tokenizer_2
-
-    def forward(
-        self,
-        noisy: Tensor,
-        sigma: Tensor,
-        pooled_ids: Tensor,
-        text_ids: Tensor,
-        image_places: Tensor,
-        text_places: Tensor,
-    ) -> Tensor:
-        """Velocity (batch, tokens, 16) of packed noisy latents of that shape; sigma (batch,), ids (batch, 32)."""
-        return self.transformer(
-            hidden_states=noisy,
-            timestep=sigma,
-            pooled_projections=self.text_encoder(pooled_ids).pooler_output,
-            encoder_hidden_states=self.text_encoder_2(text_ids)[0],
-            img_ids=image_places,
-            txt_ids=text_places,
-            return_dict=False,
-        )[0]
-
-
-def tokenizers(build: Path) -> tuple[CLIPTokenizer, T5Tokenizer]:
-    """The tokenizers of this work folder, made when they are not there yet.
-
-    Learning merges breaks ties at random, so the ids that a training began with must be kept.
+    A subclass for each architecture says how captions become ids (`ids`), how the velocity follows from noisy latents
+    (`forward`), and which pipeline they are saved as (`pipeline`).
     """
-    folders = build / "tokenizer", build / "tokenizer_2"
-    if not all(folder.exists() for folder in folders):
-        for tokenizer, folder in zip((clip_tokenizer(), t5_tokenizer()), folders, strict=True):
-            tokenizer.save_pretrained(folder)
-    return CLIPTokenizer.from_pretrained(folders[0]), T5Tokenizer.from_pretrained(folders[1])
+
+    transformer: nn.Module
+
+    def ids(self, captions: list[str]) -> dict[str, Tensor]:
+        """Token ids (and masks) of captions, each of shape (captions, length)."""
+        raise NotImplementedError
+
+    def forward(self, noisy: Tensor, sigma: Tensor, ids: dict[str, Tensor]) -> Tensor:
+        """Velocity of noisy latents of shape (batch, channels, height, width); sigma (batch,); ids (batch, length)."""
+        raise NotImplementedError
+
+    def pipeline(self, vae: nn.Module, shift: float) -> DiffusionPipeline:
+        """The pipeline around these parts, with a scheduler that shifts sigmas by `shift`."""
+        raise NotImplementedError
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """What a checkpoint must remember to build these parts again."""
+        return {"depth": self.depth, "heads": self.heads}
+
+    depth: int
+    heads: int
 
 
-def new_parts(build: Path, heads: int = 4) -> Parts:
-    """Parts with random weights and the work folder's tokenizers; the transformer's width is 64 times `heads`."""
-    tokenizer, tokenizer_2 = tokenizers(build)
-    transformer = FluxTransformer2DModel(
-        patch_size=1,
-        in_channels=16,
-        num_layers=4,
-        num_single_layers=8,
-        attention_head_dim=64,
-        num_attention_heads=heads,
-        joint_attention_dim=WIDTH_TEXT,
-        pooled_projection_dim=WIDTH_POOLED,
-        guidance_embeds=False,
-        axes_dims_rope=(16, 24, 24),
-    )
-    text_encoder = CLIPTextModel(
-        CLIPTextConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=WIDTH_POOLED,
-            intermediate_size=2 * WIDTH_POOLED,
-            projection_dim=WIDTH_POOLED,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            max_position_embeddings=LENGTH,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
-    text_encoder_2 = T5EncoderModel(
-        T5Config(
-            vocab_size=len(tokenizer_2),
-            d_model=WIDTH_TEXT,
-            d_kv=48,
-            d_ff=2 * WIDTH_TEXT,
-            num_layers=2,
-            num_heads=4,
-            feed_forward_proj="gated-gelu",
-            dropout_rate=0.0,
-            pad_token_id=0,
-            eos_token_id=1,
-            decoder_start_token_id=0,
-        )
-    )
-    for module in transformer.modules():
+def start_linears(transformer: nn.Module, zero: Callable[[str], bool]) -> None:
+    """Xavier weights and zero biases for every linear layer; zero weights for the names that `zero` picks."""
+    for name, module in transformer.named_modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-    for name, module in transformer.named_modules():
-        if isinstance(module, nn.Linear) and (".norm" in name or name.startswith(("norm_out", "proj_out"))):
-            nn.init.zeros_(module.weight)
-    nn.init.normal_(text_encoder.embeddings.token_embedding.weight, std=0.02)
-    nn.init.normal_(text_encoder_2.shared.weight, std=0.5)
-    return Parts(transformer, text_encoder, text_encoder_2, tokenizer, tokenizer_2)
+            if zero(name):
+                nn.init.zeros_(module.weight)
 
 
-def saved_parts(folder: Path) -> Parts:
-    """The parts of a saved pipeline, as float32."""
-    pipeline = FluxPipeline.from_pretrained(folder, vae=None)
-    return Parts(
-        pipeline.transformer.float(),
-        pipeline.text_encoder.float(),
-        pipeline.text_encoder_2.float(),
-        pipeline.tokenizer,
-        pipeline.tokenizer_2,
-    )
+@torch.no_grad()
+def grow_embedding(encoder: PreTrainedModel, count: int) -> None:
+    """Adds rows for new tokens to the text encoder's embedding, as spread as the old ones; the old rows stay."""
+    old = encoder.get_input_embeddings().weight
+    if count > len(old):
+        fresh = torch.randn(count - len(old), old.shape[1]) * old.std()
+        encoder.set_input_embeddings(nn.Embedding(count, old.shape[1], _weight=torch.cat([old, fresh])))
+    encoder.config.vocab_size = count
 
 
-def save_pipeline(parts: Parts, vae: AutoencoderKL, shift: float, folder: Path, description: str) -> None:
-    """Writes a bfloat16 `FluxPipeline` and its `builtin.json` beside `folder`, then puts them in its place."""
-    pipeline = FluxPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=shift, use_dynamic_shifting=False),
-        vae=vae,
-        text_encoder=parts.text_encoder,
-        tokenizer=parts.tokenizer,
-        text_encoder_2=parts.text_encoder_2,
-        tokenizer_2=parts.tokenizer_2,
-        transformer=parts.transformer,
-    ).to(torch.bfloat16)
+def save_pipeline(parts: Parts, vae: nn.Module, shift: float, folder: Path, description: str) -> None:
+    """Writes a bfloat16 pipeline and its `builtin.json` beside `folder`, then puts them in its place.
+
+    The text encoders' configs say float32, which is what diffusers makes of the other parts when no dtype is asked for;
+    transformers would keep them bfloat16.
+    """
+    pipeline = parts.pipeline(vae, shift).to(torch.bfloat16)
     fresh, old = folder.with_name(f"{folder.name}.new"), folder.with_name(f"{folder.name}.old")
     for leftover in (fresh, old):
         shutil.rmtree(leftover, ignore_errors=True)
     pipeline.save_pretrained(fresh)
+    for path in fresh.glob("text_encoder*/config.json"):
+        config = json.loads(path.read_text(encoding="utf-8")) | {"dtype": "float32"}
+        path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     (fresh / "builtin.json").write_text(description, encoding="utf-8")
     for file in fresh.rglob("*.safetensors"):
         file.chmod(0o644)

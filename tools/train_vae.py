@@ -1,10 +1,12 @@
-"""Trains the small VAE: `AutoencoderKL`, three levels (factor 4), four latent channels.
+"""Trains a small autoencoder over composites of all sprites, seven batches at 64 px for one at 128 px.
 
-    python -m tools.train_vae --build build --minutes 15
+    python -m tools.train_vae --model flux --build build --minutes 15
 
-loss = L1 + 0.5 * L1 of gradients + 0.3 * perceptual distance + 1e-5 * KL, over composites of all sprites: seven batches
-at 64 px for one at 128 px. Runs on from `build/vae.pt` when that exists. The last third of the time lowers the learning
-rate to zero.
+`flux`: `AutoencoderKL` with three levels (factor 4) and four latent channels;
+loss = L1 + 0.5 * L1 of gradients + 0.3 * perceptual distance + 1e-5 * KL.
+`sana`: the deep-compression `AutoencoderDC` with four levels (factor 8) and 16 latent channels. It is deterministic, so
+its latents get noise of deviation 0.1 in training and 1e-3 * their mean square takes the place of the KL term.
+Runs on from `build/MODEL/vae.pt` when that exists. The last third of the time lowers the learning rate to zero.
 """
 
 import argparse
@@ -13,14 +15,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKL
+from diffusers import AutoencoderDC, AutoencoderKL
 from torch import Tensor
 from torch.nn import functional
 
 from tools.muon import Muon
 from tools.perceptual import PerceptualDistance
 
-CONFIG = {
+Autoencoder = AutoencoderKL | AutoencoderDC
+
+FLUX = {
     "in_channels": 3,
     "out_channels": 3,
     "down_block_types": ("DownEncoderBlock2D",) * 3,
@@ -34,6 +38,25 @@ CONFIG = {
     "use_quant_conv": False,
     "use_post_quant_conv": False,
 }
+SANA_BLOCKS = ("ResBlock", "ResBlock", "ResBlock", "EfficientViTBlock")
+SANA = {
+    "in_channels": 3,
+    "latent_channels": 16,
+    "attention_head_dim": 32,
+    "encoder_block_types": SANA_BLOCKS,
+    "decoder_block_types": SANA_BLOCKS,
+    "encoder_block_out_channels": (32, 64, 128, 128),
+    "decoder_block_out_channels": (32, 64, 128, 128),
+    "encoder_layers_per_block": (1, 1, 1, 1),
+    "decoder_layers_per_block": (1, 1, 1, 1),
+    "encoder_qkv_multiscales": ((), (), (), ()),
+    "decoder_qkv_multiscales": ((), (), (), ()),
+}
+
+
+def new_autoencoder(model: str) -> Autoencoder:
+    """The autoencoder of the small `flux` or `sana` pipeline, with random weights."""
+    return AutoencoderKL(**FLUX) if model == "flux" else AutoencoderDC(**SANA)
 
 
 def batch_of(pictures: np.ndarray, rows: np.ndarray, device: torch.device) -> Tensor:
@@ -47,44 +70,65 @@ def gradients(pictures: Tensor) -> tuple[Tensor, Tensor]:
     return pictures[..., 1:, :] - pictures[..., :-1, :], pictures[..., 1:] - pictures[..., :-1]
 
 
-def vae_loss(vae: AutoencoderKL, perceptual: PerceptualDistance, wanted: Tensor) -> tuple[Tensor, Tensor]:
+def encoded(vae: Autoencoder, pictures: Tensor) -> Tensor:
+    """The latents without randomness: the posterior's mode, or what the deterministic encoder gives."""
+    output = vae.encode(pictures)
+    return output.latent if isinstance(vae, AutoencoderDC) else output.latent_dist.mode()
+
+
+def sampled(vae: Autoencoder, pictures: Tensor) -> tuple[Tensor, Tensor]:
+    """Latents with the noise they have in training, and the term that keeps them small."""
+    output = vae.encode(pictures)
+    if isinstance(vae, AutoencoderDC):
+        latents = output.latent
+        return latents + 0.1 * torch.randn_like(latents), 1e-3 * latents.float().pow(2).mean()
+    return output.latent_dist.sample(), 1e-5 * output.latent_dist.kl().mean()
+
+
+def vae_loss(vae: Autoencoder, perceptual: PerceptualDistance, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """The training loss and, for the log, the mean squared error in [-1, 1] units."""
-    posterior = vae.encode(wanted).latent_dist
-    drawn = vae.decode(posterior.sample()).sample
+    latents, size_term = sampled(vae, wanted)
+    drawn = vae.decode(latents).sample
     pixel = functional.l1_loss(drawn.float(), wanted)
     edges = sum(functional.l1_loss(a, b) for a, b in zip(gradients(drawn.float()), gradients(wanted), strict=True))
-    kl = posterior.kl().mean()
-    loss = pixel + 0.5 * edges + 0.3 * perceptual(drawn, wanted) + 1e-5 * kl
+    loss = pixel + 0.5 * edges + 0.3 * perceptual(drawn, wanted) + size_term
     return loss, functional.mse_loss(drawn.detach().float(), wanted)
 
 
 @torch.no_grad()
-def psnr(vae: AutoencoderKL, pictures: np.ndarray, device: torch.device) -> float:
-    """Peak signal-to-noise ratio in dB over all given pictures, through the posterior's mode."""
+def psnr(vae: Autoencoder, pictures: np.ndarray, device: torch.device) -> float:
+    """Peak signal-to-noise ratio in dB over all given pictures, through `encoded`."""
     errors = []
     for start in range(0, len(pictures), 64):
         wanted = batch_of(pictures, np.arange(start, min(start + 64, len(pictures))), device)
-        drawn = vae.decode(vae.encode(wanted).latent_dist.mode()).sample.clamp(-1, 1)
+        drawn = vae.decode(encoded(vae, wanted)).sample.clamp(-1, 1)
         errors.append((drawn.float() - wanted).pow(2).mean(dim=(1, 2, 3)))
     return float(-10 * torch.cat(errors).div(4).mean().log10())
 
 
 @torch.no_grad()
-def set_latent_statistics(vae: AutoencoderKL, pictures: np.ndarray, device: torch.device) -> None:
-    """Sets the shift and scale with which the latents of `pictures` have mean 0 and standard deviation 1."""
+def set_latent_statistics(vae: Autoencoder, pictures: np.ndarray, device: torch.device) -> None:
+    """Sets the scale (and, where the class has one, the shift) that gives the latents of `pictures` deviation 1."""
     latents = torch.cat([
-        vae.encode(batch_of(pictures, np.arange(start, start + 64), device)).latent_dist.mode()
+        encoded(vae, batch_of(pictures, np.arange(start, start + 64), device))
         for start in range(0, min(1024, len(pictures)), 64)
     ])  # fmt: skip
-    vae.register_to_config(
-        shift_factor=round(float(latents.mean()), 5), scaling_factor=round(1 / float(latents.std()), 5)
-    )
+    if isinstance(vae, AutoencoderKL):
+        vae.register_to_config(shift_factor=round(float(latents.mean()), 5))
+    vae.register_to_config(scaling_factor=round(1 / float(latents.std()), 5))
     print("latent mean and deviation by channel", latents.mean((0, 2, 3)).tolist(), latents.std((0, 2, 3)).tolist())
+
+
+@torch.no_grad()
+def running_average(averages: tuple[Tensor, ...], weights: tuple[Tensor, ...], count: Tensor) -> None:
+    """Moves the averages towards the weights: over about a tenth of the `count` steps so far, at most over 500."""
+    torch._foreach_lerp_(averages, weights, 1 - min(0.998, (float(count) + 1) / (float(count) + 10)))
 
 
 def main() -> None:
     """Trains for the given time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=("flux", "sana"), default="flux")
     parser.add_argument("--build", type=Path, default=Path("build"))
     parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--batch", type=int, default=16, help="pictures of 64 px in a step")
@@ -100,8 +144,10 @@ def main() -> None:
     small = np.load(arguments.build / "pictures/vae64.npy", mmap_mode="r")
     large = np.load(arguments.build / "pictures/vae128.npy", mmap_mode="r")
     kept_back, small = np.asarray(small[-256:]), small[:-256]
-    vae = AutoencoderKL(**CONFIG).to(device).to(memory_format=torch.channels_last)
-    checkpoint, step = arguments.build / "vae.pt", 0
+    vae = new_autoencoder(arguments.model).to(device).to(memory_format=torch.channels_last)
+    folder = arguments.build / arguments.model
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint, step = folder / "vae.pt", 0
     ends = {id(p) for module in (vae.encoder.conv_in, vae.decoder.conv_out) for p in module.parameters()}
     kernels = [p for p in vae.parameters() if p.ndim == 4 and id(p) not in ends]
     others = [p for p in vae.parameters() if p.ndim != 4 or id(p) in ends]
@@ -109,7 +155,7 @@ def main() -> None:
         Muon(kernels, lr=arguments.learning_rate, weight_decay=1e-2),
         torch.optim.AdamW(others, lr=arguments.learning_rate, betas=(0.9, 0.99), weight_decay=0.0),
     ]
-    average = torch.optim.swa_utils.AveragedModel(vae, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.998))
+    average = torch.optim.swa_utils.AveragedModel(vae, multi_avg_fn=running_average)
     if checkpoint.exists():
         saved = torch.load(checkpoint, map_location=device)
         vae.load_state_dict(saved["vae"])
@@ -157,10 +203,8 @@ def main() -> None:
 
     final = average.module.eval()
     set_latent_statistics(final, np.asarray(small[:1024]), device)
-    final.save_pretrained(arguments.build / "vae")
-    print(
-        f"done: step {step}, kept-back psnr {psnr(final, kept_back, device):.2f} dB, saved in {arguments.build / 'vae'}"
-    )
+    final.save_pretrained(folder / "vae")
+    print(f"done: step {step}, kept-back psnr {psnr(final, kept_back, device):.2f} dB, saved in {folder / 'vae'}")
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def _add_generate(verbs: Any) -> None:
     parser.set_defaults(call=_generate)
     parser.add_argument("--prompt", nargs="+", required=True, help="one prompt or several")
     parser.add_argument("--lora", type=Path, help="a run's output folder, or a LoRA file; without it the base draws")
-    parser.add_argument("--model", help='default: the base of the run, else "builtin"')
+    parser.add_argument("--model", help='default: the base of the run, else "builtin"; see blockskip train --help')
     parser.add_argument(
         "--output", type=Path, default=Path("generated"), help="folder for the PNGs (default: generated)"
     )

@@ -33,7 +33,7 @@ def option(default: Any, help: str, **bounds: float) -> Any:
 class ModelConfig:
     """[model]: the base."""
 
-    path: str = option("builtin", 'diffusers pipeline: "builtin", a folder, or a hub id')
+    path: str = option("builtin", 'diffusers pipeline: "builtin" (FLUX), "builtin-sana", a folder, or a hub id')
     revision: str | None = option(None, "branch, tag or commit of a hub id")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "of the frozen base; auto: float32 on a CPU"

@@ -55,17 +55,19 @@ class Subject:
 
 
 def open_subject(name: str | None) -> Subject:
-    """A built-in subject; the first one when no name is given.
+    """A built-in subject of the development set; the first one when no name is given.
 
     Raises:
-        UserError: there is no subject of that name.
+        UserError: there is no subject of that name, or it is one of the final test.
     """
-    known = builtin.subjects()
+    known = builtin.subjects("development")
     if name is not None and name not in known:
-        raise UserError(f'--subject "{name}" is not built in; there are {", ".join(known)}.')
+        kept = name in builtin.subjects("test")
+        why = "is kept for the final test" if kept else "is not built in"
+        raise UserError(f'--subject "{name}" {why}; there are {", ".join(known)}.')
     folder = builtin.subject_path(name or known[0])
     about = json.loads((folder / "subject.json").read_text(encoding="utf-8"))
-    heldout = open_pictures(sorted((folder / "heldout").glob("*.png")))
+    heldout = open_pictures(sorted((folder / "heldout").glob("*.webp")))
     return Subject(about["name"], folder / "train", heldout, about["instance_prompt"], tuple(about["preview_prompts"]))
 
 
@@ -85,7 +87,7 @@ def demo(output: Path, subject_name: str | None = None, steps: int | None = None
     base = _base_pictures(output / "base", subject)
     say("== measuring")
     floor = _fidelity(base, subject, encoder)
-    train = open_pictures(sorted(subject.train.glob("*.png")))
+    train = open_pictures(sorted(subject.train.glob("*.webp")))
     top = ceiling(train, subject.heldout, encoder)
     columns = [Column("Base model", base, fidelity=Fidelity(floor, floor, top))]
     for name, result in results.items():

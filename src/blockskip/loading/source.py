@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
+from blockskip import builtin
 from blockskip.errors import UserError
 from blockskip.families import Family, family_of
 
@@ -97,16 +98,14 @@ class ModelSource:
 
 
 def open_model(path: str, revision: str | None = None) -> ModelSource:
-    """The source of ``builtin``, a folder or a hub id; reads settings only, no weights.
+    """The source of a built-in model (``builtin``, ``builtin-sana``), a folder or a hub id; reads settings only.
 
     Raises:
         UserError: there is no such model, it is not a pipeline, it needs a login, or its class is not supported.
     """
     hub = None
-    if path == "builtin":
-        from blockskip import builtin
-
-        folder = builtin.model_path()
+    if path in builtin.MODELS:
+        folder = builtin.model_path(path)
     elif Path(path).expanduser().is_dir():
         folder = Path(path).expanduser()
     elif Path(path).suffix in (".safetensors", ".gguf", ".ckpt", ".pt", ".bin") or Path(path).is_file():
@@ -116,7 +115,9 @@ def open_model(path: str, revision: str | None = None) -> ModelSource:
         patterns = ("model_index.json", *(f"*/{pattern}" for pattern in SETTINGS))
         folder = _fetch(path, revision, patterns)
     else:
-        raise UserError(f'model.path = "{path}" is neither "builtin", a folder, nor a hub id like "owner/name".')
+        raise UserError(
+            f'model.path = "{path}" is neither {", ".join(builtin.MODELS)}, a folder, nor a hub id like "owner/name".'
+        )
     index = folder / "model_index.json"
     if not index.is_file():
         raise UserError(f'model.path = "{path}" is not a diffusers pipeline: "model_index.json" is missing in it.')

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from blockskip import __version__
+from blockskip import __version__, builtin
 from blockskip.adapters.files import DIFFUSERS_KEY, lora_header, save_lora
 from blockskip.errors import RunError
 from blockskip.run.prepare import Prepared
@@ -36,7 +36,7 @@ def header(prepared: Prepared, base: str) -> dict[str, str]:
     """Texts for the file's header: no paths of this machine, no names, no dates (the same run gives the same bytes)."""
     config, source = prepared.config, prepared.source
     assert config.lora.lora_alpha is not None
-    name = config.model.path if source.hub or config.model.path == "builtin" else source.folder.name
+    name = config.model.path if source.hub or config.model.path in builtin.MODELS else source.folder.name
     entries = {
         DIFFUSERS_KEY: lora_header(prepared.targets, config.lora.rank, config.lora.lora_alpha, config.lora.dropout),
         "modelspec.sai_model_spec": "1.0.0",

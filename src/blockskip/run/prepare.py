@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from blockskip import builtin
 from blockskip.adapters.frozen import FrozenAdapters
 from blockskip.adapters.lora import target_names
 from blockskip.config import Config, size_in_bytes, to_flat
@@ -206,7 +207,7 @@ def _resolved(config: Config, source: ModelSource, full: int, resolution: int, d
     train = dataclasses.replace(config.train, guidance_scale=defaults.guidance_scale if guidance is None else guidance)
     train = dataclasses.replace(train, device=str(device))
     dtype = str(resolve_dtype(config.model.dtype, device)).removeprefix("torch.")
-    local = source.hub is None and config.model.path != "builtin"
+    local = source.hub is None and config.model.path not in builtin.MODELS
     model = dataclasses.replace(
         config.model,
         dtype=dtype,

@@ -1,0 +1,1 @@
+"""Tests of the scripts that make and judge the built-in models."""
