@@ -68,7 +68,7 @@ def _damaged_settings(folder: Path) -> None:
         (_without_index, "model_index.json"),
         (_damaged_index, "damaged"),
         (_index_is_a_list, "damaged"),
-        (_unknown_class, "supported are FluxPipeline, SanaPipeline"),
+        (_unknown_class, "is not supported; supported are FluxPipeline, SanaPipeline"),
         (_without_vae, "lacks vae"),
         (_damaged_settings, "builtin.json"),
     ],
@@ -82,6 +82,7 @@ def test_a_folder_that_cannot_be_used_is_told_in_a_sentence(
         open_model(str(folder))
     assert len(caught.value.problems) == 1
     assert words in caught.value.problems[0]
+    assert caught.value.problems[0].startswith(f'model.path = "{folder}"')
 
 
 def test_a_damaged_config_is_told(flux_folder: Path, tmp_path: Path) -> None:

@@ -119,7 +119,8 @@ def test_settings_or_a_config() -> None:
 def test_generate_tells_what_is_wrong(flux_runs: Runs, changes: dict[str, Any]) -> None:
     with pytest.raises(UserError) as caught:
         blockskip.generate("x", model=flux_runs.model, **changes)
-    assert str(next(iter(changes.values()))) in str(caught.value)
+    key, value = next(iter(changes.items()))
+    assert str(value) in str(caught.value) and "preview." not in str(caught.value) and key in str(caught.value)
 
 
 def test_a_settings_file_of_something_else_is_no_harm(flux_runs: Runs, tmp_path: Path) -> None:

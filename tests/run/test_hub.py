@@ -33,6 +33,7 @@ FAILURES: dict[str, tuple[Callable[[], Exception], list[str]]] = {
     "missing": (lambda: RepositoryNotFoundError(f"404 {URL}", response=response(404)), ["no model on the hub"]),
     "no revision": (lambda: RevisionNotFoundError(f"404 {URL}", response=response(404)), ['no revision "v2"']),
     "offline": (lambda: OfflineModeIsEnabled(f"cannot reach {URL}"), ["HF_HUB_OFFLINE is set"]),
+    "closed client": (lambda: RuntimeError(f"client of {URL} is closed"), ["cannot be fetched", "(RuntimeError)"]),
     "timeout": (lambda: httpx.ConnectTimeout(f"timed out: {URL}"), ["cannot be fetched from the hub"]),
 }
 

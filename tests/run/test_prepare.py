@@ -101,3 +101,8 @@ def test_the_fingerprint_has_what_was_learnt_with(values: dict[str, Any]) -> Non
     assert differs(data__prompt="x") == {"data.prompt", "the pictures and captions"}
     for name, value in (("train__seed", 2), ("train__batch_size", 2), ("features__pool", 7)):
         assert differs(**{name: value}) == {name.replace("__", ".")}
+
+
+def test_a_preview_of_a_wrong_size_is_told_by_its_key(values: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"preview\.height = 30 is no multiple of 8; take 32"):
+        prepare(from_flat({**values, "preview.prompts": ["x"], "preview.height": 30}))

@@ -22,4 +22,4 @@ def family_of(class_name: str) -> Family:
         if class_name in (family.pipeline_class, family.transformer_class):
             return family
     known = ", ".join(family.pipeline_class for family in FAMILIES)
-    raise UserError(f'The model is a "{class_name}", which is not supported; supported are {known}.')
+    raise UserError(f'a "{class_name}" is not supported; supported are {known}.')

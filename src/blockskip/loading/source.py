@@ -125,7 +125,10 @@ def open_model(path: str, revision: str | None = None) -> ModelSource:
         class_name = json.loads(index.read_text(encoding="utf-8"))["_class_name"]
     except (ValueError, KeyError, TypeError):
         raise UserError(f'model.path = "{path}": its model_index.json is damaged; fetch the model again.') from None
-    family = family_of(class_name)
+    try:
+        family = family_of(class_name)
+    except UserError as error:
+        raise UserError(f'model.path = "{path}": {error}') from None
     settings = folder / "builtin.json"
     try:
         found = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
@@ -144,14 +147,7 @@ def open_model(path: str, revision: str | None = None) -> ModelSource:
 def _fetch(repository: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
     """The snapshot's folder once the files that match are in it; asked of the hub once a process."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     start = f'model.path = "{repository}"'
     try:
@@ -168,7 +164,7 @@ def _fetch(repository: str, revision: str | None, patterns: tuple[str, ...]) -> 
         raise UserError(
             f"{start} is no folder here and no model on the hub (or a private one: `hf auth login`)."
         ) from None
-    except (OfflineModeIsEnabled, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except Exception as error:  # timeouts and proxies raise classes of the client's own libraries
         offline = " HF_HUB_OFFLINE is set." if os.environ.get("HF_HUB_OFFLINE") else ""
         reason = type(error).__name__
         raise UserError(f"{start} is no folder here and cannot be fetched from the hub ({reason}).{offline}") from None

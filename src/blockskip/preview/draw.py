@@ -53,8 +53,8 @@ class Drawing:
     stream: bool = False
     batch_size: int = 1
 
-    def size(self, source: ModelSource) -> tuple[int, int]:
-        """(height, width) in pixels.
+    def size(self, source: ModelSource, section: str = "") -> tuple[int, int]:
+        """(height, width) in pixels; ``section`` is put before their names in the sentence of an error.
 
         Raises:
             UserError: a side is no multiple of the model's pixel stride.
@@ -66,7 +66,7 @@ class Drawing:
         for key, value in (("height", height), ("width", width)):
             if value % stride:
                 near = max(stride, round(value / stride) * stride)
-                raise UserError(f"preview.{key} = {value} is no multiple of {stride}; take {near}.")
+                raise UserError(f"{section}{key} = {value} is no multiple of {stride}; take {near}.")
         return int(height), int(width)
 
 

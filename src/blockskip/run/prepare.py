@@ -145,7 +145,7 @@ def prepare(config: Config) -> Prepared:
     if adapters is not None:
         attempt(adapters.check, model)
     if config.preview.prompts:
-        attempt(Drawing((), height=config.preview.height, width=config.preview.width).size, source)
+        attempt(Drawing((), height=config.preview.height, width=config.preview.width).size, source, "preview.")
     config = _resolved(config, source, full, resolution, device or torch.device("cpu"))
     schedule = None
     if pictures:

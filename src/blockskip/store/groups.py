@@ -36,7 +36,9 @@ class StoreError(RunError):
 
     def __init__(self, path: Path, key: str, reason: str) -> None:
         self.path, self.key = path, key
-        super().__init__(f'The stored group "{path}" cannot be used: {reason}; delete it and run the command again.')
+        super().__init__(
+            f'The stored group "{path}" cannot be used: {reason}; run the command again and it is computed anew.'
+        )
 
 
 class GroupStore:
