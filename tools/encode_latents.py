@@ -11,11 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from diffusers import AutoencoderDC, AutoencoderKL
 
-from tools.train_vae import Autoencoder, batch_of, encoded
-
-CLASSES = {"flux": AutoencoderKL, "sana": AutoencoderDC}
+from tools.autoencoders import CLASSES, Autoencoder, batch_of, encoded
 
 
 @torch.no_grad()

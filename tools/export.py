@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
+from tools.autoencoders import CLASSES
 from tools.captions import BACKGROUNDS, OBJECTS, STYLES
-from tools.encode_latents import CLASSES
 from tools.make_tokenizers import LENGTH
 from tools.model import save_pipeline
 from tools.train import build_parts
