@@ -45,6 +45,19 @@ def sheet(rows: list[str], columns: list[str], pictures: list[Image.Image], side
     return canvas
 
 
+def folded(rows: list[str], columns: list[str], pictures: list[Image.Image], side: int, folds: int) -> Image.Image:
+    """The sheet with its rows in `folds` parts beside one another."""
+    each = -(-len(rows) // folds)
+    parts = [
+        sheet(rows[start : start + each], columns, pictures[start * len(columns) :], side)
+        for start in range(0, len(rows), each)
+    ]
+    canvas = Image.new("RGB", (sum(part.width for part in parts), parts[0].height), "white")
+    for number, part in enumerate(parts):
+        canvas.paste(part, (number * parts[0].width, 0))
+    return canvas
+
+
 def main() -> None:
     """Draws one sheet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -56,6 +69,7 @@ def main() -> None:
     parser.add_argument("--backgrounds", nargs="*", default=list(BACKGROUNDS), help="short names; default: all")
     parser.add_argument("--size", type=int, help="pixels drawn; default: the model's own")
     parser.add_argument("--cell", type=int, default=80, help="pixels of one picture on the sheet")
+    parser.add_argument("--folds", type=int, default=1, help="parts of the rows, beside one another")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="KEY=NUMBER", help="changes to the call, e.g. true_cfg_scale=4"
@@ -89,7 +103,7 @@ def main() -> None:
     if arguments.unlabelled:
         rows, columns = [str(number) for number in range(len(rows))], [str(number) for number in range(len(columns))]
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    sheet(rows, columns, pictures, arguments.cell).save(arguments.out)
+    folded(rows, columns, pictures, arguments.cell, arguments.folds).save(arguments.out)
     print(arguments.out)
 
 
