@@ -77,13 +77,13 @@ def compose_placed(
         left = int(slack * rng.uniform(-0.05, 1.05)) - (width - size) // 2
         low = 0.45 if background in UPRIGHT else 0.0
         top = int(slack * rng.uniform(low, 1.0)) - (height - size) // 2
-    _shadow(canvas, sprite, left, top, size)
+    shadow(canvas, sprite, left, top, size)
     canvas.paste(sprite, (left, top), sprite)
     placement = Placement(size / n, 0.5 if zoom else (left + width / 2) / n)
     return np.asarray(canvas.resize((side, side), Image.Resampling.BOX)), placement
 
 
-def _shadow(canvas: Image.Image, sprite: Image.Image, left: int, top: int, size: int) -> None:
+def shadow(canvas: Image.Image, sprite: Image.Image, left: int, top: int, size: int) -> None:
     """Darkens `canvas` below the sprite: its own outline, flattened, at its foot, blurred."""
     flat = sprite.getchannel("A").resize((sprite.width, max(2, size // 6)), Image.Resampling.BILINEAR)
     radius = max(1, size // 24)

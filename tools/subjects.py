@@ -19,7 +19,7 @@ from PIL import Image
 from tools.backgrounds import PAINTERS
 from tools.captions import BACKGROUNDS, article
 from tools.held_out import SUBJECT_SPRITES
-from tools.pictures import UPRIGHT, _shadow, load_sprite, square
+from tools.pictures import UPRIGHT, load_sprite, shadow, square
 
 SIDE = 256
 """Pixels of a subject's picture."""
@@ -170,7 +170,7 @@ def picture(rng: np.random.Generator, sprite: Image.Image, background: str) -> I
     left = int((n - size) * rng.uniform(0.1, 0.9))
     top = int((n - size) * rng.uniform(0.45 if background in UPRIGHT else 0.1, 0.9))
     sprite = sprite.resize((size, size), Image.Resampling.BICUBIC)
-    _shadow(canvas, sprite, left, top, size)
+    shadow(canvas, sprite, left, top, size)
     canvas.paste(sprite, (left, top), sprite)
     return canvas.resize((SIDE, SIDE), Image.Resampling.BOX)
 
