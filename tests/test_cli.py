@@ -13,7 +13,7 @@ import torch
 
 from blockskip import __version__
 from blockskip.cli import main
-from blockskip.config import SHORT, leaves
+from blockskip.settings import SHORT, leaves
 from tests.run.loads import Loads
 from tests.tiny import make_flux
 

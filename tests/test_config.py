@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockskip.config import Config, from_flat, leaves, read_toml, size_in_bytes, to_flat, to_toml
+from blockskip.config import Config
 from blockskip.errors import UserError
+from blockskip.settings import from_flat, leaves, read_toml, size_in_bytes, to_flat, to_toml
 
 
 def problems(values: dict[str, Any]) -> list[str]:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from blockskip import __version__
-from blockskip.config import SHORT, from_flat, leaves, read_toml
 from blockskip.errors import OutOfMemory, RunError, UserError
+from blockskip.settings import SHORT, from_flat, leaves, read_toml
 
 
 class _Parser(argparse.ArgumentParser):

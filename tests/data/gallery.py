@@ -4,10 +4,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from blockskip.config import Config, from_flat
+from blockskip.config import Config
 from blockskip.data.pictures import Picture
 from blockskip.data.schedule import Sample, Schedule, make_schedule
 from blockskip.data.sizes import scaled_size
+from blockskip.settings import from_flat
 
 RESOLUTION, FULL, STRIDE = 64, 128, 8
 LANDSCAPE, PORTRAIT, SQUARE = (300, 200), (200, 300), (150, 150)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from blockskip.config import from_flat
 from blockskip.data.pictures import read_pictures
 from blockskip.data.schedule import Group, Schedule, make_schedule, sample_pixels
 from blockskip.encoding.pixels import pixel_keys, store_pixels
 from blockskip.loading.source import ModelSource
+from blockskip.settings import from_flat
 from blockskip.store.groups import GroupStore
 
 CPU = torch.device("cpu")

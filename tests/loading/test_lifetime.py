@@ -14,7 +14,6 @@ from diffusers.models.transformers.sana_transformer import SanaTransformerBlock
 from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock, FluxTransformerBlock
 from torch import nn
 
-from blockskip.config import from_flat
 from blockskip.data.pictures import read_pictures
 from blockskip.data.schedule import make_schedule
 from blockskip.encoding.pixels import store_pixels
@@ -25,6 +24,7 @@ from blockskip.loading.transformer import StreamedTransformer, load_transformer
 from blockskip.method.skipping import ConstantResidual, SkippedModel
 from blockskip.method.split import Split
 from blockskip.preview.draw import Drawing, draw
+from blockskip.settings import from_flat
 from blockskip.store.groups import GroupStore
 from tests.families.groups import CPU, adapt, group
 

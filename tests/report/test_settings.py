@@ -7,8 +7,9 @@ import tomllib
 
 import pytest
 
-from blockskip.config import Config, DataConfig, ModelConfig, from_flat, leaves, to_toml
+from blockskip.config import Config, DataConfig, ModelConfig
 from blockskip.report.settings import PATHS, without_paths
+from blockskip.settings import from_flat, leaves, to_toml
 
 
 def test_known_paths_keep_their_last_name_only():

@@ -12,11 +12,12 @@ from PIL import Image
 
 import blockskip
 from blockskip.cli import main
-from blockskip.config import Config, from_flat
+from blockskip.config import Config
 from blockskip.errors import UserError
 from blockskip.keys import file_sha256
 from blockskip.loading.weights import Weights
 from blockskip.run import api
+from blockskip.settings import from_flat
 from tests.run.runs import PROMPT, Run, Runs
 
 DRAWN: dict[str, Any] = {"num_inference_steps": 2, "height": 32, "width": 32}

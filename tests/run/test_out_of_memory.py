@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from blockskip.cli import main
-from blockskip.config import SHORT, from_flat
 from blockskip.errors import RunError
 from blockskip.families import flux
 from blockskip.loading import transformer
 from blockskip.run import prepare, run
+from blockskip.settings import SHORT, from_flat
 from blockskip.store import groups
 from blockskip.training import checkpoints, loop
 from tests.run.runs import Run, Runs

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from blockskip.config import from_flat, to_flat, to_toml
 from blockskip.errors import UserError
 from blockskip.loading.transformer import empty_transformer
 from blockskip.run import Prepared, prepare
+from blockskip.settings import from_flat, to_flat, to_toml
 from tests.run.loads import Loads
 from tests.run.runs import PROMPT
 

@@ -8,9 +8,9 @@ import tomli_w
 import torch
 
 from blockskip.cli import main
-from blockskip.config import leaves
 from blockskip.features import precompute
 from blockskip.preview import draw
+from blockskip.settings import leaves
 from blockskip.store.groups import GroupStore
 from tests.run.runs import PROMPT, Runs, Written
 

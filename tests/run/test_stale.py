@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from blockskip.config import SHORT, from_flat
 from blockskip.data.schedule import Group
 from blockskip.errors import RunError
 from blockskip.run import Prepared, prepare
 from blockskip.run.job import _Job
+from blockskip.settings import SHORT, from_flat
 from tests.run.runs import PROMPT, Run, Runs, Written
 
 STEPS = 3

@@ -14,7 +14,6 @@ from typing import Any
 from PIL import Image
 
 from blockskip import builtin
-from blockskip.config import from_flat, leaves, to_toml
 from blockskip.errors import RunError, UserError
 from blockskip.evaluation.encoder import ImageEncoder
 from blockskip.evaluation.fidelity import Fidelity, ceiling, subject_fidelity
@@ -25,6 +24,7 @@ from blockskip.report.text import render_text
 from blockskip.run import RunResult, generate, prepare, run
 from blockskip.run.previews import open_pictures, save_png
 from blockskip.run.summary import column
+from blockskip.settings import from_flat, leaves, to_toml
 
 #: What both runs share: the same steps, samples a step, rank and learning rate.
 SHARED: dict[str, Any] = {

@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 
 from blockskip.adapters.frozen import FrozenAdapters
-from blockskip.config import SHORT, Config, from_flat, leaves
+from blockskip.config import Config
 from blockskip.encoding.text import encode_prompts
 from blockskip.errors import UserError
 from blockskip.loading.source import open_model
@@ -20,6 +20,7 @@ from blockskip.progress import say
 from blockskip.run.job import RunResult, run
 from blockskip.run.prepare import prepare
 from blockskip.run.summary import write_run_report
+from blockskip.settings import SHORT, from_flat, leaves
 
 
 def train(config: Config | None = None, **settings: Any) -> RunResult:

@@ -11,7 +11,6 @@ from PIL import Image
 
 from blockskip.adapters.files import FILE_NAME
 from blockskip.adapters.lora import adapter_state, add_lora
-from blockskip.config import to_toml
 from blockskip.data.noise import noise, sigmas, weights
 from blockskip.encoding.pixels import store_pixels
 from blockskip.encoding.text import store_prompts
@@ -30,6 +29,7 @@ from blockskip.run.previews import previews
 from blockskip.run.records import Records
 from blockskip.run.stretches import stretches
 from blockskip.seeds import derive_seed
+from blockskip.settings import to_toml
 from blockskip.store.files import remove_stale_temporaries, write_atomically
 from blockskip.store.groups import GroupStore, StoreError
 from blockskip.training.checkpoints import Checkpoint, latest_checkpoint

@@ -15,7 +15,7 @@ from torch import nn
 from blockskip import builtin
 from blockskip.adapters.frozen import FrozenAdapters
 from blockskip.adapters.lora import target_names
-from blockskip.config import Config, size_in_bytes, to_flat
+from blockskip.config import Config
 from blockskip.data.pictures import read_pictures
 from blockskip.data.schedule import Schedule, make_schedule
 from blockskip.errors import UserError
@@ -26,6 +26,7 @@ from blockskip.method.skipping import SkipRule
 from blockskip.method.split import Split, split_for_ratio
 from blockskip.precision import resolve_device, resolve_dtype
 from blockskip.preview.draw import Drawing
+from blockskip.settings import size_in_bytes, to_flat
 
 #: Settings that may differ when a run is continued; all others decide what has been learnt so far.
 MAY_CHANGE = {

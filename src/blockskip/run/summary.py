@@ -6,12 +6,12 @@ from pathlib import Path
 
 from PIL import Image
 
-from blockskip.config import to_toml
 from blockskip.data.pixels import open_picture
 from blockskip.evaluation.fidelity import Fidelity
 from blockskip.report.content import Column, Report, RunFacts
 from blockskip.report.html import write_report
 from blockskip.run.job import RunResult
+from blockskip.settings import to_toml
 from blockskip.training.loop import read_metrics
 
 
