@@ -79,6 +79,8 @@ def add_lora(
         for name, parameter in sorted(model.named_parameters()):
             if "lora_" not in name:
                 continue
+            if parameter.device.type == "meta":  # PEFT puts pairs beside their layers, and a streamed block's are empty
+                parameter = _with_memory(model, name)
             if ".lora_A." in name:  # drawn again in a fixed order and on the CPU: the same on every device
                 drawn = torch.empty(parameter.shape, dtype=torch.float32)
                 nn.init.kaiming_uniform_(drawn, a=5**0.5)
@@ -88,6 +90,15 @@ def add_lora(
             parameter.requires_grad_(True)
             parameters.append(parameter)
     return parameters
+
+
+def _with_memory(model: nn.Module, name: str) -> nn.Parameter:
+    """A zero parameter in the place of an empty one, on the device of what the model holds in memory."""
+    layer, _, own = name.rpartition(".")
+    device = next((value.device for value in model.parameters() if value.device.type != "meta"), torch.device("meta"))
+    parameter = nn.Parameter(torch.zeros(model.get_parameter(name).shape, device=device))
+    setattr(model.get_submodule(layer), own, parameter)
+    return parameter
 
 
 def adapter_state(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from blockskip.adapters.files import FILE_NAME
 from blockskip.adapters.lora import adapter_state, add_lora
-from blockskip.data.noise import noise, sigmas, weights
+from blockskip.data.noise import noise, sigmas
 from blockskip.encoding.pixels import store_pixels
 from blockskip.encoding.text import store_prompts
 from blockskip.errors import OutOfMemory, RunError, UserError
@@ -32,6 +32,7 @@ from blockskip.seeds import derive_seed
 from blockskip.settings import to_toml
 from blockskip.store.files import remove_stale_temporaries, write_atomically
 from blockskip.store.groups import GroupStore, StoreError
+from blockskip.training.batches import micro_batches
 from blockskip.training.checkpoints import Checkpoint, latest_checkpoint
 from blockskip.training.loop import Trainer, read_metrics
 from blockskip.training.step import MicroBatch
@@ -289,16 +290,8 @@ class _Job:
         accumulation = self.config.train.gradient_accumulation_steps
         schedule = self.prepared.schedule
         order = [schedule.group_of(micro) for micro in range(start * accumulation, until * accumulation)]
-        pixels = self.pixel_store.read_ahead([self.pixel_keys[index] for index in order])
-        features = (self.feature_store.read_ahead([self.feature_keys[index] for index in order])
-                    if self._needs_features else ({} for _ in order))  # fmt: skip
-        for index, encoded, stored in zip(order, pixels, features, strict=True):
-            samples = schedule.groups[index].samples
-            latents = encoded["latents"]
-            text = stack_text([self.texts[sample.caption] for sample in samples])
-            yield MicroBatch(
-                latents, noise(samples, latents.shape[1:]), sigmas(samples), weights(samples), text, stored
-            )
+        features = (self.feature_store, self.feature_keys) if self._needs_features else None
+        return micro_batches(order, schedule.groups, self.texts, (self.pixel_store, self.pixel_keys), features)
 
     # -- what comes out ---------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -12,7 +11,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from blockskip import builtin
 from blockskip.adapters.frozen import FrozenAdapters
 from blockskip.adapters.lora import target_names
 from blockskip.config import Config
@@ -20,10 +18,11 @@ from blockskip.data.pictures import read_pictures
 from blockskip.data.schedule import Schedule, make_schedule
 from blockskip.errors import UserError
 from blockskip.features.rules import load_rule
+from blockskip.loading.resolved import resolutions, resolved, split_of
 from blockskip.loading.source import ModelSource, open_model
 from blockskip.loading.transformer import empty_transformer
 from blockskip.method.skipping import SkipRule
-from blockskip.method.split import Split, split_for_ratio
+from blockskip.method.split import Split
 from blockskip.precision import resolve_device, resolve_dtype
 from blockskip.preview.draw import Drawing
 from blockskip.settings import size_in_bytes, to_flat
@@ -120,7 +119,7 @@ def prepare(config: Config) -> Prepared:
     if config.data.class_images and not config.data.class_prompt:
         problems.append("data.class_images needs data.class_prompt, the caption of the class pictures.")
     source = attempt(open_model, config.model.path, config.model.revision)
-    found = None if source is None else attempt(_resolutions, config, source)
+    found = None if source is None else attempt(resolutions, config, source)
     full, resolution = found or (8, 8)  # the pictures are looked at all the same: all problems are told at once
     pictures = []
     if config.data.images:
@@ -137,7 +136,7 @@ def prepare(config: Config) -> Prepared:
     layout = source.family.layout
     if config.model.dtype == "float16":
         problems.append('model.dtype = "float16" is too narrow to train in; use "bfloat16" or "float32".')
-    split = attempt(_split, config, layout.count(model))
+    split = attempt(split_of, config, layout.count(model))
     targets: list[str] = []
     if split is not None:
         wanted = config.lora.targets or source.family.lora_targets
@@ -147,7 +146,7 @@ def prepare(config: Config) -> Prepared:
         attempt(adapters.check, model)
     if config.preview.prompts:
         attempt(Drawing((), height=config.preview.height, width=config.preview.width).size, source, "preview.")
-    config = _resolved(config, source, full, resolution, device or torch.device("cpu"))
+    config = resolved(config, source, full, resolution, device or torch.device("cpu"))
     schedule = None
     if pictures:
         assert config.sigma.distribution is not None and config.sigma.shift is not None
@@ -181,54 +180,6 @@ def _check_writable(name: str, folder: str) -> None:
         raise UserError(f'{name} = "{folder}" {what}; give a folder.')
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise UserError(f'{name} = "{folder}" must not be written by this user; give another folder.')
-
-
-def _resolutions(config: Config, source: ModelSource) -> tuple[int, int]:
-    """(full resolution, training resolution)."""
-    stride = source.pixel_stride
-    full = config.data.full_resolution or max(source.full_resolution, config.data.resolution or 0)
-    return full, config.data.resolution or max(stride, full // 2 // stride * stride)
-
-
-def _resolved(config: Config, source: ModelSource, full: int, resolution: int, device: torch.device) -> Config:
-    defaults = source.family.defaults
-    data = dataclasses.replace(
-        config.data, full_resolution=full, resolution=resolution,
-        text_length=config.data.text_length or source.text_length,
-    )  # fmt: skip
-    sigma = dataclasses.replace(
-        config.sigma, distribution=config.sigma.distribution or defaults.distribution,
-        shift=config.sigma.shift if config.sigma.shift is not None else defaults.shift,
-    )  # fmt: skip
-    lora = dataclasses.replace(
-        config.lora,
-        lora_alpha=float(config.lora.rank if config.lora.lora_alpha is None else config.lora.lora_alpha),
-    )
-    guidance = config.train.guidance_scale
-    train = dataclasses.replace(config.train, guidance_scale=defaults.guidance_scale if guidance is None else guidance)
-    train = dataclasses.replace(train, device=str(device))
-    dtype = str(resolve_dtype(config.model.dtype, device)).removeprefix("torch.")
-    local = source.hub is None and config.model.path not in builtin.MODELS
-    model = dataclasses.replace(
-        config.model,
-        dtype=dtype,
-        path=str(source.folder.resolve()) if local else config.model.path,
-        base_adapters=tuple(str(Path(path).expanduser().resolve()) for path in config.model.base_adapters),
-    )
-    return dataclasses.replace(config, model=model, data=data, sigma=sigma, lora=lora, train=train)
-
-
-def _split(config: Config, num_blocks: int) -> Split:
-    skip = config.skip
-    try:
-        if skip.front is not None or skip.tail is not None:
-            split = Split(skip.front or 0, skip.tail or 0)
-        else:
-            split = split_for_ratio(skip.ratio, num_blocks)
-        split.middle(num_blocks)
-    except ValueError as error:
-        raise UserError(f"skip: {error}.") from None
-    return split
 
 
 def _count(model: nn.Module, source: ModelSource, split: Split, targets: list[str], rank: int) -> Counts:

@@ -105,14 +105,22 @@ class Trainer:
 
     def _optimizer_step(self, batches: Iterator[MicroBatch]) -> tuple[float, float]:
         """One optimiser step; returns the mean loss and the gradient's norm before clipping."""
-        accumulation = self.config.gradient_accumulation_steps
         total = 0.0
-        for micro in range(accumulation):
-            batch = next(batches).to(self.device)
-            with self._dropout(micro), compute(self.device, self.dtype):
-                loss = training_loss(self.model, self.family, self.transformer_config, batch, self.guidance, self.dtype)
-            (loss / accumulation).backward()
-            total += float(loss.detach()) / accumulation
+        for micro in range(self.config.gradient_accumulation_steps):
+            total += self.micro_step(next(batches), micro)
+        return total, self.update(total)
+
+    def micro_step(self, batch: MicroBatch, micro: int) -> float:
+        """Forward and backward of the optimiser step's micro-batch ``micro``; returns its share of the mean loss."""
+        accumulation = self.config.gradient_accumulation_steps
+        batch = batch.to(self.device)
+        with self._dropout(micro), compute(self.device, self.dtype):
+            loss = training_loss(self.model, self.family, self.transformer_config, batch, self.guidance, self.dtype)
+        (loss / accumulation).backward()
+        return float(loss.detach()) / accumulation
+
+    def update(self, total: float) -> float:
+        """The optimiser's part of a step whose mean loss is ``total``; returns the gradient's norm before clipping."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, self.step)
         norm = float(nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm or math.inf))
@@ -129,7 +137,7 @@ class Trainer:
                     '"bfloat16" or "float32".'
                 )
         self.optimizer.zero_grad(set_to_none=True)
-        return total, norm
+        return norm
 
     @contextmanager
     def _dropout(self, micro: int) -> Iterator[None]:

@@ -1,0 +1,1 @@
+"""Where the figures in the README and in docs/ come from: one command a table."""
