@@ -9,6 +9,7 @@ import gc
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import diffusers
 import numpy as np
@@ -18,7 +19,9 @@ import transformers
 from hypothesis import settings
 
 from blockskip.loading.source import ModelSource, open_model
-from tests.tiny import make_flux, make_photos, make_sana
+from tests.tiny import make_flux, make_photos
+from tests.tiny_families import TINY
+from tests.tiny_families.sd3 import make_sd3
 
 diffusers.utils.logging.disable_progress_bar()
 transformers.utils.logging.disable_progress_bar()
@@ -79,16 +82,23 @@ def fixed_seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(scope="session")
-def flux_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny FluxPipeline (3 double, 5 single blocks, no guidance embedding); read it only."""
-    return make_flux(tmp_path_factory.mktemp("models") / "flux")
+def _family(name: str) -> tuple[Any, Any]:
+    """The fixtures `<name>_folder`, a family's tiny pipeline, and `<name>`, the same opened; read it only."""
+
+    @pytest.fixture(scope="session", name=f"{name}_folder")
+    def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return TINY[name].make(tmp_path_factory.mktemp("models") / name)
+
+    @pytest.fixture(scope="session", name=name)
+    def opened(request: pytest.FixtureRequest) -> ModelSource:
+        return open_model(str(request.getfixturevalue(f"{name}_folder")))
+
+    return folder, opened
 
 
-@pytest.fixture(scope="session")
-def sana_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny SanaPipeline (6 blocks); read it only."""
-    return make_sana(tmp_path_factory.mktemp("models") / "sana")
+# flux_folder and flux, sana_folder and sana, sd3_folder and sd3, ...
+for _name in TINY:
+    globals()[f"{_name}_folder"], globals()[_name] = _family(_name)
 
 
 @pytest.fixture(scope="session")
@@ -104,26 +114,20 @@ def guided_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def flux(flux_folder: Path) -> ModelSource:
-    """`flux_folder`, opened."""
-    return open_model(str(flux_folder))
-
-
-@pytest.fixture(scope="session")
-def sana(sana_folder: Path) -> ModelSource:
-    """`sana_folder`, opened."""
-    return open_model(str(sana_folder))
-
-
-@pytest.fixture(scope="session")
 def guided(guided_folder: Path) -> ModelSource:
     """`guided_folder`, opened."""
     return open_model(str(guided_folder))
 
 
-@pytest.fixture(params=["flux", "sana"])
+@pytest.fixture(scope="session")
+def sd3_bare(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
+    """Stable Diffusion 3 like 3 medium, without T5; read it only."""
+    return open_model(str(make_sd3(tmp_path_factory.mktemp("models") / "sd3-bare", with_t5=False)))
+
+
+@pytest.fixture(params=TINY)
 def source(request: pytest.FixtureRequest) -> ModelSource:
-    """Both families, one after the other."""
+    """Every family, one after the other."""
     found: ModelSource = request.getfixturevalue(request.param)
     return found
 

@@ -38,7 +38,10 @@ from transformers import (
 )
 
 EXIF_ORIENTATION = 0x0112
-MODULATION = ("norm1.linear", "norm1_context.linear", "norm.linear", "norm_out.linear", "time_embed.linear")
+MODULATION = (
+    "norm1.linear", "norm1_context.linear", "norm.linear", "norm_out.linear", "time_embed.linear", "img_mod.1",
+    "txt_mod.1",
+)  # fmt: skip
 PRINTABLE = [chr(code) for code in range(0x21, 0x250) if chr(code).isprintable()]
 
 
@@ -48,8 +51,7 @@ def make_flux(folder: Path, *, layers: int = 3, single_layers: int = 5, guidance
     With `guidance` it is built like FLUX.1-dev (guidance embedding, shift by token count), without like FLUX.1-schnell.
     """
     folder = Path(folder)
-    clip_tokenizer = _clip_tokenizer(folder / "tokenizer")
-    t5_tokenizer = _t5_tokenizer()
+    words, pieces = clip_tokenizer(folder / "tokenizer"), t5_tokenizer()
     transformer = FluxTransformer2DModel(
         patch_size=1,
         in_channels=16,
@@ -62,53 +64,28 @@ def make_flux(folder: Path, *, layers: int = 3, single_layers: int = 5, guidance
         guidance_embeds=guidance,
         axes_dims_rope=(4, 6, 6),
     )
-    vae = AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D",) * 3,
-        up_block_types=("UpDecoderBlock2D",) * 3,
-        block_out_channels=(8, 16, 16),
-        layers_per_block=1,
-        latent_channels=4,
-        norm_num_groups=4,
-        sample_size=128,
-        scaling_factor=0.75,
-        shift_factor=0.125,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-    )
+    vae = kl_autoencoder()
     clip = CLIPTextModel(
         CLIPTextConfig(
-            vocab_size=len(clip_tokenizer),
+            vocab_size=len(words),
             hidden_size=20,
             intermediate_size=40,
             projection_dim=20,
             num_hidden_layers=2,
             num_attention_heads=2,
             max_position_embeddings=77,
-            bos_token_id=clip_tokenizer.bos_token_id,
-            eos_token_id=clip_tokenizer.eos_token_id,
-            pad_token_id=clip_tokenizer.pad_token_id,
+            bos_token_id=words.bos_token_id,
+            eos_token_id=words.eos_token_id,
+            pad_token_id=words.pad_token_id,
         )
     )
-    t5 = T5EncoderModel(
-        T5Config(
-            vocab_size=len(t5_tokenizer),
-            d_model=24,
-            d_kv=12,
-            d_ff=48,
-            num_layers=2,
-            num_heads=2,
-            feed_forward_proj="gated-gelu",
-            pad_token_id=t5_tokenizer.pad_token_id,
-            eos_token_id=t5_tokenizer.eos_token_id,
-        )
-    )
+    t5 = t5_encoder(pieces, 24)
     randomise(transformer, vae, clip, t5, seed=seed)
-    with torch.no_grad():
-        vae.encoder.conv_out.bias[vae.config.latent_channels :] -= 4.0  # a posterior as narrow as a trained one's
+    narrow_posterior(vae)
     scheduler = FlowMatchEulerDiscreteScheduler(
         shift=3.0 if guidance else 1.0, use_dynamic_shifting=guidance, base_shift=0.5, max_shift=1.15
     )
-    pipeline = FluxPipeline(scheduler, vae, clip, clip_tokenizer, t5, t5_tokenizer, transformer)
+    pipeline = FluxPipeline(scheduler, vae, clip, words, t5, pieces, transformer)
     pipeline.save_pretrained(folder)
     return folder
 
@@ -173,6 +150,46 @@ def make_sana(folder: Path, *, layers: int = 6, seed: int = 0) -> Path:
     pipeline = SanaPipeline(tokenizer, gemma, vae, transformer, scheduler)
     pipeline.save_pretrained(folder)
     return folder
+
+
+def kl_autoencoder() -> AutoencoderKL:
+    """The autoencoder of FLUX.1 and Stable Diffusion 3, of factor 4 and with 4 channels."""
+    return AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+        block_out_channels=(8, 16, 16),
+        layers_per_block=1,
+        latent_channels=4,
+        norm_num_groups=4,
+        sample_size=128,
+        scaling_factor=0.75,
+        shift_factor=0.125,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
+
+
+def narrow_posterior(vae: AutoencoderKL) -> None:
+    """Make the deviation of its latents as small as a trained autoencoder's."""
+    with torch.no_grad():
+        vae.encoder.conv_out.bias[vae.config.latent_channels :] -= 4.0
+
+
+def t5_encoder(tokenizer: T5TokenizerFast, width: int) -> T5EncoderModel:
+    """T5 with two layers that gives vectors of `width`."""
+    return T5EncoderModel(
+        T5Config(
+            vocab_size=len(tokenizer),
+            d_model=width,
+            d_kv=width // 2,
+            d_ff=2 * width,
+            num_layers=2,
+            num_heads=2,
+            feed_forward_proj="gated-gelu",
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    )
 
 
 def make_photos(folder: Path, *, seed: int = 0) -> Path:
@@ -240,7 +257,7 @@ def randomise(*modules: nn.Module, seed: int) -> None:
             module.eval()
 
 
-def _clip_tokenizer(folder: Path) -> CLIPTokenizer:
+def clip_tokenizer(folder: Path, **options: str) -> CLIPTokenizer:
     """CLIP's byte-level BPE without merges: each byte is a token, inside a word and at its end."""
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = [*symbols, *(symbol + "</w>" for symbol in symbols), "<|startoftext|>", "<|endoftext|>"]
@@ -248,10 +265,10 @@ def _clip_tokenizer(folder: Path) -> CLIPTokenizer:
     vocabulary = {token: number for number, token in enumerate(tokens)}
     (folder / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
     (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
-    return CLIPTokenizer.from_pretrained(folder, model_max_length=77)
+    return CLIPTokenizer.from_pretrained(folder, model_max_length=77, **options)
 
 
-def _t5_tokenizer() -> T5TokenizerFast:
+def t5_tokenizer() -> T5TokenizerFast:
     """T5's unigram model in which every printable character (up to Latin Extended-B) is a piece."""
     specials = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     pieces = [(piece, -2.0) for piece in ["▁", *PRINTABLE]]

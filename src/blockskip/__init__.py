@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 __version__ = "0.1.0"
 __all__ = ["generate", "train"]
+
+# diffusers imports bitsandbytes where it is installed, which warns of an inference kernel that nothing here would use.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def __getattr__(name: str) -> Any:

@@ -125,7 +125,7 @@ def _add_generate(verbs: Any) -> None:
     parser.add_argument("--num-inference-steps", type=int, help="sampler steps; default: the model's")
     parser.add_argument("--guidance-scale", type=float, help="default: the model's")
     parser.add_argument("--lora-scale", type=float, default=1.0, help="strength of the LoRA (default: 1)")
-    parser.add_argument("--stream", action="store_true", help="load one block at a time")
+    parser.add_argument("--stream", action="store_true", help="load one block, and one text encoder layer, at a time")
     parser.add_argument(
         "--batch-size", type=int, default=1, help="pictures that go through the transformer together (default: 1)"
     )

@@ -20,7 +20,11 @@ class ModelConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "of the frozen base; auto: float32 on a CPU"
     )
+    quantization: Literal["none", "int8", "nf4"] = option(
+        "none", "of the linear layers of the trained blocks; precompute and previews use the unquantised base"
+    )
     base_adapters: tuple[str, ...] = option((), "LoRA files that belong to the frozen base and are not in the output")
+    stream_text_encoders: bool = option(False, "hold one layer of a text encoder in memory at a time")
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,9 @@ class SkipConfig:
     ratio: float = option(0.5, "share of the blocks that is skipped", low=0, high=0.99)
     front: int | None = option(None, "blocks skipped at the front (with skip.tail, instead of the ratio)", low=0)
     tail: int | None = option(None, "blocks skipped at the tail", low=0)
+    tail_mode: Literal["residual", "stream"] = option(
+        "residual", "the tail: replaced by skip.rule, or run exactly, one block in memory at a time"
+    )
     rule: str = option("residual", 'what stands in for a span: "residual", "none", or "file.py:Class"')
 
 
@@ -98,6 +105,7 @@ class TrainConfig:
     weight_decay: float = option(0.01, "of AdamW", low=0)
     max_grad_norm: float = option(1.0, "gradients are clipped to this norm; 0: not at all", low=0)
     gradient_checkpointing: bool = option(False, "recompute block activations in the backward pass")
+    stream_middle: bool = option(False, "keep only one of the trained blocks' base weights in memory at a time")
     guidance_scale: float | None = option(None, "guidance input of distilled models; default: the family's")
     seed: int = option(0, "one seed for everything that is drawn", low=0)
     device: str = option("auto", "auto, cpu, cuda, mps")

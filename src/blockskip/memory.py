@@ -22,9 +22,14 @@ def release() -> None:
         torch.cuda.empty_cache()
     if torch.backends.mps.is_available():
         torch.mps.empty_cache()
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
+    trim()
+
+
+def trim() -> None:
+    """Give freed memory of the host back to the system; ``release`` without its collection, for use between layers."""
+    give_back = _malloc_trim()
+    if give_back is not None:
+        give_back(0)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

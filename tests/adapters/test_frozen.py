@@ -30,7 +30,7 @@ def make_lora(source: ModelSource, folder: Path, middle: range, seed: int = 0) -
     state = adapter_state(model)
     generator = torch.Generator().manual_seed(seed)
     state = {name: 0.3 * torch.randn(value.shape, generator=generator) for name, value in state.items()}
-    header = {DIFFUSERS_KEY: lora_header(layers(source, empty_transformer(source), middle), RANK, ALPHA, 0.0)}
+    header = {DIFFUSERS_KEY: lora_header(layers(source, empty_transformer(source), middle), RANK, ALPHA)}
     return save_lora(folder, state, header, write_atomically)
 
 

@@ -1,20 +1,25 @@
 """Prompts: what is stored is what the model's own pipeline makes of them, whatever they are encoded with."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
-from diffusers import FluxPipeline, SanaPipeline
 
 from blockskip.encoding.text import encode_prompts, store_prompts, text_keys
 from blockskip.families import Text
-from blockskip.loading.source import ModelSource
+from blockskip.loading.encoders import StreamedEncoder
+from blockskip.loading.source import ModelSource, open_model
 from blockskip.store.groups import GroupStore
+from tests.families.groups import distance
+from tests.tiny_families import TINY
 
 CPU = torch.device("cpu")
-LENGTH = 12
-PROMPTS = ["a photo of sks dog", "", "Ein Hündchen, 犬 und mehr", "word " * 40, " A  dog ", "on the beach"]
+LENGTH = 48
+LONG = "word " * 40
+PROMPTS = ["a photo of sks dog", "", "Ein Hündchen, 犬 und mehr", LONG, " A  dog ", "on the beach"]
 
 
 def encode(source: ModelSource, prompts: list[str], length: int = LENGTH) -> list[Text]:
@@ -25,24 +30,26 @@ def equal(one: Text, other: Text) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.fixture
+def pipeline(source: ModelSource) -> Any:
+    """The family's own pipeline, without the parts that text does not need."""
+    cls = getattr(diffusers, source.family.pipeline_class)
+    return cls.from_pretrained(source.folder, vae=None, scheduler=None)
+
+
 @torch.no_grad()
-def by_pipeline(source: ModelSource, prompt: str) -> Text:
-    if source.family.name == "flux":
-        flux: Any = FluxPipeline.from_pretrained(source.folder)
-        embeds, pooled, _ = flux.encode_prompt(prompt, None, max_sequence_length=LENGTH)
-        return {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}
-    sana: Any = SanaPipeline.from_pretrained(source.folder)
-    embeds, mask, _, _ = sana.encode_prompt(
-        prompt, do_classifier_free_guidance=False, max_sequence_length=LENGTH, complex_human_instruction=None
-    )
-    return {"prompt_embeds": embeds, "prompt_attention_mask": mask}
+def by_pipeline(source: ModelSource, pipeline: Any, prompt: str, length: int = LENGTH) -> Text:
+    return TINY[source.family.name].pipeline_text(pipeline, [prompt], length)
 
 
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_as_the_pipeline_does(source: ModelSource, prompt: str) -> None:
-    (text,) = encode(source, [prompt])
-    assert equal(text, by_pipeline(source, prompt))
-    assert text["prompt_embeds"].shape[:2] == (1, LENGTH)
+def test_as_the_pipeline_does(source: ModelSource, pipeline: Any) -> None:
+    for prompt in PROMPTS:
+        (text,) = encode(source, [prompt])
+        expected = by_pipeline(source, pipeline, prompt)
+        assert text.keys() == expected.keys()
+        for name, value in text.items():
+            # Where a pipeline cuts after encoding, the tokens before the cut have been computed beside others.
+            assert torch.equal(value, expected[name]) or (prompt == LONG and distance(value, expected[name]) < 1e-6)
 
 
 def test_neighbours_do_not_matter(source: ModelSource) -> None:
@@ -55,10 +62,33 @@ def test_neighbours_do_not_matter(source: ModelSource) -> None:
     assert not any(value.requires_grad for text in together for value in text.values())
 
 
-def test_the_length_is_the_one_that_is_asked_for(source: ModelSource) -> None:
-    for length in (1, 5, 20):
-        (text,) = encode(source, ["a dog"], length)
-        assert text["prompt_embeds"].shape[1] == length
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_streamed_encoders_give_the_same_bits(
+    source: ModelSource, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = encode_prompts(source, PROMPTS, LENGTH, dtype, CPU)
+    read: list[str] = []
+    fill = StreamedEncoder._fill
+    monkeypatch.setattr(StreamedEncoder, "_fill", lambda encoder, name: read.append(name) or fill(encoder, name))
+    streamed = encode_prompts(source, PROMPTS, LENGTH, dtype, CPU, stream=True)
+    assert all(map(equal, streamed, expected))
+    assert len(read) == 2 * 2 * len(source.text_parts)  # layers, and the prompts are too many to go together at once
+    assert all(map(equal, encode_prompts(source, PROMPTS[:1], LENGTH, dtype, CPU, True), expected[:1]))
+
+
+def test_what_is_streamed_is_stored_under_the_same_key(source: ModelSource, tmp_path: Path) -> None:
+    store = GroupStore(tmp_path)
+    keys = store_prompts(source, PROMPTS, LENGTH, torch.float32, CPU, store, stream=True)
+    assert keys == text_keys(source, PROMPTS, LENGTH, torch.float32, CPU)
+    for prompt, text in zip(PROMPTS, encode(source, PROMPTS), strict=True):
+        assert equal(store.read(keys[prompt]), text)
+
+
+def test_the_length_is_the_one_that_is_asked_for(source: ModelSource, pipeline: Any) -> None:
+    lengths = [encode(source, ["a dog"], length)[0]["prompt_embeds"].shape[1] for length in (1, 5, 20)]
+    assert lengths[0] < lengths[1] < lengths[2]
+    for found, length in zip(lengths, (1, 5, 20), strict=True):
+        assert found == by_pipeline(source, pipeline, "a dog", length)["prompt_embeds"].shape[1]
 
 
 def test_the_store_has_each_prompt_once(source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,3 +123,17 @@ def test_keys_follow_what_the_text_depends_on(source: ModelSource, flux: ModelSo
     found += [one(device="cuda"), text_keys(other, ["a dog"], LENGTH, torch.float32, CPU)["a dog"]]
     assert len(set(found)) == len(found)
     assert text_keys(source, ["x", "a dog"], LENGTH, torch.float32, CPU)["a dog"] == one()
+
+
+def test_text_without_t5_is_as_wide_as_its_transformer_and_its_key_says_so(
+    sd3_bare: ModelSource, tmp_path: Path
+) -> None:
+    wider = open_model(str(shutil.copytree(sd3_bare.folder, tmp_path / "model")))
+    path = wider.folder / "transformer" / "config.json"
+    path.write_text(path.read_text(encoding="utf-8").replace('dim": 40', 'dim": 48'), encoding="utf-8")
+    for model, width in ((sd3_bare, 40), (wider, 48)):
+        (text,) = encode(model, ["a dog"])
+        assert text["prompt_embeds"].shape == (1, 77 + LENGTH, width)
+        assert not text["prompt_embeds"][:, 77:].any()
+    keys = [text_keys(model, ["a dog"], LENGTH, torch.float32, CPU)["a dog"] for model in (sd3_bare, wider)]
+    assert keys[0] != keys[1]

@@ -7,42 +7,37 @@ import torch
 from torch import nn
 
 from blockskip.adapters.lora import add_lora, target_names
-from blockskip.families import Text
+from blockskip.families import Family, Text
 from blockskip.loading.source import ModelSource
 from blockskip.loading.transformer import empty_transformer, load_transformer
 from blockskip.method.capture import capture
 from blockskip.method.skipping import ConstantResidual, Features, SkippedModel, SkipRule
 from blockskip.method.split import Split
 from blockskip.training.step import MicroBatch, training_loss
+from tests.tiny_families import TINY
 
 CPU = torch.device("cpu")
-GRID = {"flux": (8, 12), "sana": (4, 6)}  # latent rows and columns of 24 tokens, not square on purpose
+GRID = (4, 6)  # rows and columns of tokens, not square on purpose
 GUIDANCE = 3.5  # read by models with a guidance input only
 RANK, ALPHA = 4, 8.0
 
 
 def random_text(source: ModelSource, batch: int, seed: int, length: int = 6) -> Text:
-    """Conditioning tensors (B, ...) as `encode_text` gives them; SANA's masks are ragged."""
+    """Conditioning tensors (B, ...) as `encode_text` gives them; masks are ragged."""
     generator = torch.Generator().manual_seed(seed)
-    config = source.config("transformer")
-    if source.family.name == "flux":
-        shapes = {
-            "prompt_embeds": (batch, length, config["joint_attention_dim"]),
-            "pooled_prompt_embeds": (batch, config["pooled_projection_dim"]),
-        }
-        return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    mask = torch.ones(batch, length, dtype=torch.int64)
-    for index in range(batch):
-        mask[index, length - index % 3 :] = 0
-    embeds = torch.randn(batch, length, config["caption_channels"], generator=generator)
-    return {"prompt_embeds": embeds, "prompt_attention_mask": mask}
+    return TINY[source.family.name].random_text(source.config("transformer"), batch, length, generator)
 
 
 def group(source: ModelSource, batch: int = 2, seed: int = 0, grid: tuple[int, int] | None = None) -> MicroBatch:
-    """A micro-batch of random latents, noise, noise levels, weights and text, without features."""
+    """A micro-batch of random latents, noise, noise levels, weights and text, without features.
+
+    Args:
+        grid: rows and columns of tokens.
+    """
     generator = torch.Generator().manual_seed(seed + 1000)
     channels = source.family.latent_channels(source.config("vae"))
-    shape = (batch, channels, *(grid or GRID[source.family.name]))
+    side = source.family.token_patch(source.config("transformer"))
+    shape = (batch, channels, *(side * tokens for tokens in grid or GRID))
     latents, noise = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
     sigma, weight = torch.rand(batch, generator=generator), 0.5 + torch.rand(batch, generator=generator)
     return MicroBatch(latents, noise, sigma, weight, random_text(source, batch, seed), {})
@@ -95,6 +90,12 @@ def adapt(
         if ".lora_B." in name and not zero:
             value.data = 0.2 * torch.randn(value.shape, generator=generator)
     return found
+
+
+def unheard(family: Family, model: nn.Module, middle: Sequence[int], name: str) -> bool:
+    """Whether no gradient reaches a layer's or a LoRA tensor's name, since only text that nobody reads goes through."""
+    last = f"{family.layout.names(model)[middle[-1]]}."
+    return name.startswith(last) and any(part in name for part in TINY[family.name].deaf)
 
 
 def stubbed(source: ModelSource, split: Split, rule: SkipRule | None = None) -> SkippedModel:

@@ -28,14 +28,14 @@ WINDOWS = {"one group": [1, 1, 1, 1, 1], "two groups": [2, 2, 1], "all": [5]}
 CASES = [
     ("flux", F32, "one group", (3, 2)), ("flux", F32, "two groups", (5, 0)), ("flux", F32, "all", (0, 6)),
     ("flux", BF16, "two groups", (2, 3)), ("sana", F32, "one group", (2, 2)), ("sana", F32, "all", (3, 0)),
-    ("sana", BF16, "two groups", (1, 4)),
+    ("sana", BF16, "two groups", (1, 4)), ("sd3", F32, "two groups", (3, 2)), ("sd3", BF16, "one group", (2, 1)),
+    ("qwen_image", F32, "two groups", (3, 2)), ("qwen_image", BF16, "one group", (2, 1)),
 ]  # fmt: skip
 
 
 def groups_of(source: ModelSource) -> list[MicroBatch]:
     """Five groups; the last is of another shape."""
-    wide = (8, 20) if source.family.name == "flux" else (5, 7)
-    return [group(source, seed=seed) for seed in range(GROUPS - 1)] + [group(source, 1, seed=9, grid=wide)]
+    return [group(source, seed=seed) for seed in range(GROUPS - 1)] + [group(source, 1, seed=9, grid=(5, 7))]
 
 
 def expected_features(

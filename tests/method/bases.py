@@ -1,4 +1,4 @@
-"""Tiny random transformers of families that the package does not have yet, each with inputs and a BlockLayout."""
+"""Tiny random transformers of many kinds, most of them not among the families yet, with inputs and a BlockLayout."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

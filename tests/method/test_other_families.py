@@ -1,4 +1,4 @@
-"""The generic method on eight families that the package does not have: nothing in it knows FLUX or SANA."""
+"""The generic method on eight architectures given by their layout alone: nothing in it knows the package's families."""
 
 import copy
 from collections.abc import Callable, Iterator

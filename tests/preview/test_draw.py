@@ -16,17 +16,14 @@ from blockskip.encoding.text import encode_prompts
 from blockskip.errors import RunError, UserError
 from blockskip.families import Text
 from blockskip.loading.source import ModelSource, open_model
-from blockskip.preview.denoise import guided_velocity
 from blockskip.preview.draw import Drawing, decode, draw
 from tests.families.groups import CPU
+from tests.tiny_families import TINY
 
 PROMPTS = ("a photo of sks dog", "A cat")
 SIZE = {"height": 64, "width": 96, "steps": 3, "text_length": 24}
-OPTIONS = {
-    "flux": {}, "flux cfg": {"true_cfg_scale": 3.0, "negative_prompt": ""}, "guided": {"guidance_scale": 2.5},
-    "sana": {"guidance_scale": 1.0}, "sana cfg": {"guidance_scale": 4.5},
-}  # fmt: skip
-WANTED = {"flux": 1.0, "flux cfg": 3.0, "guided": 2.5, "sana": 1.0, "sana cfg": 4.5}
+#: Without guidance a step is held to the pipeline's by the tests of the families.
+CASES = ["flux", "sana", *(f"{name} cfg" for name in TINY), "guided", "sd3_bare cfg"]
 
 
 _encoded: dict[tuple[str, str, int, torch.dtype], Text] = {}
@@ -54,33 +51,40 @@ def same(one: list[list[np.ndarray[Any, Any]]], other: list[list[np.ndarray[Any,
     return all(np.array_equal(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True))
 
 
-@pytest.mark.parametrize("case", OPTIONS)
+@pytest.mark.parametrize("case", CASES)
 def test_a_picture_is_the_pipeline_s_own(request: pytest.FixtureRequest, case: str) -> None:
-    source: ModelSource = request.getfixturevalue(case.partition(" ")[0])
-    pipeline = getattr(diffusers, source.family.pipeline_class).from_pretrained(source.folder)
+    name, _, cfg = case.partition(" ")
+    source: ModelSource = request.getfixturevalue(name)
+    tiny = TINY[source.family.name]
+    lacked: set[str] = set().union(*source.family.text_parts) - set().union(*source.text_parts)
+    cls = getattr(diffusers, source.family.pipeline_class)
+    pipeline = cls.from_pretrained(source.folder, **dict.fromkeys(lacked))
     pipeline.set_progress_bar_config(disable=True)
-    rows = drawn(source, seeds=(7, 8), guidance_scale=WANTED[case])
-    assert same(drawn(source, seeds=(7, 8), guidance_scale=WANTED[case], stream=True), rows)
-    sana = {"complex_human_instruction": None, "use_resolution_binning": False} if "sana" in case else {}
+    wanted = 3.0 if cfg else 2.5 if case == "guided" else 1.0
+    options = dict(tiny.guided) if cfg else {"guidance_scale": 2.5} if case == "guided" else {}
+    rows = drawn(source, seeds=(7, 8), guidance_scale=wanted)
+    assert same(drawn(source, seeds=(7, 8), guidance_scale=wanted, stream=True), rows)
 
-    def expected(prompt: str, seed: int, **options: Any) -> np.ndarray[Any, Any]:
+    def expected(prompt: str, seed: int, options: dict[str, Any]) -> np.ndarray[Any, Any]:
         image = pipeline(
             prompt, height=64, width=96, num_inference_steps=3, max_sequence_length=24,
-            generator=torch.Generator().manual_seed(seed), **sana, **options,
+            generator=torch.Generator().manual_seed(seed), **(dict(tiny.plain) | options),
         ).images[0]  # fmt: skip
         return np.asarray(image).astype(int)
 
     for prompt, row in zip(PROMPTS, rows, strict=True):
         for seed, image in zip((7, 8), row, strict=True):
             assert image.shape == (64, 96, 3)
-            difference = np.abs(image - expected(prompt, seed, **OPTIONS[case])).max()
-            assert difference <= (1 if case == "sana cfg" else 0)  # that pipeline stacks both halves of the guidance
+            difference = np.abs(image - expected(prompt, seed, options)).max()
+            assert difference <= (tiny.rounding if cfg else 0)
     assert np.abs(rows[0][0] - rows[0][1]).mean() > 3
     assert np.abs(rows[0][0] - rows[1][0]).max() > 3
-    if case in ("flux cfg", "guided", "sana cfg"):
-        assert np.abs(rows[0][0] - expected(PROMPTS[0], 7, guidance_scale=1.0)).max() > 3
+    if options:
+        plain = {"guidance_scale": 1.0} if case == "guided" else {}
+        assert np.abs(rows[0][0] - expected(PROMPTS[0], 7, plain)).max() > 3
 
 
+@pytest.mark.parametrize("source", ["flux", "sana"], indirect=True)
 def test_a_picture_does_not_depend_on_the_others(source: ModelSource) -> None:
     both = drawn(source, seeds=(1, 2), guidance_scale=3.0)
     torch.manual_seed(99)
@@ -92,6 +96,7 @@ def test_a_picture_does_not_depend_on_the_others(source: ModelSource) -> None:
             assert np.abs(a - b).max() <= 1
 
 
+@pytest.mark.parametrize("source", ["flux", "sana"], indirect=True)
 def test_bfloat16_draws_nearly_the_same(source: ModelSource) -> None:
     full, half = drawn(source, guidance_scale=2.0), drawn(source, torch.bfloat16, guidance_scale=2.0)
     for right, wrong in ((0, 1), (1, 0)):
@@ -138,8 +143,21 @@ def test_float16_is_decoded_in_float32(flux: ModelSource) -> None:
     assert np.abs(np.asarray(half).astype(int) - np.asarray(full).astype(int)).max() <= 2
 
 
-def test_guidance_is_an_extrapolation() -> None:
-    c, u = torch.randn(2, 3), torch.randn(2, 3)
-    assert guided_velocity(c, None, 7.0) is c
-    assert torch.allclose(guided_velocity(c, u, 1.0), c)
-    assert torch.allclose(guided_velocity(c, u, 3.0), u + 3 * (c - u))
+@pytest.mark.parametrize("name", ["flux", "sana", "sd3"])
+def test_guidance_is_an_extrapolation(request: pytest.FixtureRequest, name: str) -> None:
+    family = request.getfixturevalue(name).family
+    c, u = torch.randn(2, 4, 2, 4), torch.randn(2, 4, 2, 4)
+    assert torch.allclose(family.guide(c, u, 1.0), c)
+    assert torch.allclose(family.guide(c, u, 3.0), u + 3 * (c - u))
+
+
+def test_qwen_s_guidance_keeps_the_length_of_every_token(qwen_image: ModelSource) -> None:
+    c, u = torch.randn(2, 4, 4, 6), torch.randn(2, 4, 4, 6)
+    guided = qwen_image.family.guide(c, u, 3.0)
+    tokens = [
+        value.unfold(2, 2, 2).unfold(3, 2, 2).transpose(1, 3).flatten(3) for value in (guided, c, u + 3 * (c - u))
+    ]
+    lengths = [value.norm(dim=-1) for value in tokens]
+    assert torch.allclose(lengths[0], lengths[1])
+    assert not torch.allclose(lengths[1], lengths[2], rtol=0.1)
+    assert torch.allclose(torch.nn.functional.cosine_similarity(tokens[0], tokens[2], dim=-1), torch.ones(2, 3, 2))

@@ -9,6 +9,7 @@ import torch
 from blockskip.adapters.lora import adapter_state, add_lora
 from blockskip.config import TrainConfig
 from blockskip.loading.source import ModelSource
+from blockskip.loading.transformer import empty_transformer
 from blockskip.method.skipping import ConstantResidual, Features, SkippedModel
 from blockskip.method.split import Split
 from blockskip.precision import compute
@@ -61,7 +62,7 @@ def make_trainer(
 ) -> Trainer:  # fmt: skip
     """A trainer at step 0; B is zero, as in a real run."""
     output.mkdir(parents=True, exist_ok=True)
-    count = {"flux": 8, "sana": 6}[source.family.name]
+    count = source.family.layout.count(empty_transformer(source))
     model = transformer(source, SPLIT.skipped(count), dtype)
     skipped = SkippedModel(model, source.family.layout, SPLIT, ConstantResidual())
     names = layers(source, model, SPLIT.middle(count))

@@ -31,6 +31,7 @@ def finite(trainer: Trainer) -> bool:
     return all(bool(torch.isfinite(value).all()) for value in state_of(trainer).values())
 
 
+@pytest.mark.parametrize("source", ["flux", "sana", "sd3"], indirect=True)  # in sd3 some layers get no gradient
 def test_three_steps_a_stop_and_three_more_are_six(source: ModelSource, tmp_path: Path) -> None:
     data = Data(source)
     options: dict[str, Any] = {"steps": 6, "gradient_accumulation_steps": 2, "dropout": 0.3}

@@ -38,10 +38,13 @@ class LoraFile:
     header: dict[str, str]
 
 
-def lora_header(targets: list[str], rank: int, lora_alpha: float, dropout: float) -> str:
-    """LoraConfig values as JSON, by which diffusers rebuilds exactly these layers; the targets are full names."""
+def lora_header(targets: list[str], rank: int, lora_alpha: float) -> str:
+    """LoraConfig values as JSON, by which diffusers rebuilds exactly these layers; the targets are full names.
+
+    The dropout of training is not among them: a pipeline that has loaded the file would draw with it.
+    """
     values = {
-        "r": rank, "lora_alpha": lora_alpha, "lora_dropout": dropout, "target_modules": sorted(targets), "bias": "none",
+        "r": rank, "lora_alpha": lora_alpha, "lora_dropout": 0.0, "target_modules": sorted(targets), "bias": "none",
         "use_rslora": False, "use_dora": False, "lora_bias": False, "rank_pattern": {}, "alpha_pattern": {},
     }  # fmt: skip
     return json.dumps({PREFIX + name: value for name, value in values.items()}, sort_keys=True)

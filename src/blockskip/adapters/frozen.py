@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -38,6 +38,13 @@ class FrozenAdapters:
                 a, b = lora.tensors[f"{name}.lora_A.weight"], lora.tensors[f"{name}.lora_B.weight"]
                 self._pairs.setdefault(name, []).append((a, b, factor))
 
+    @classmethod
+    def of_pairs(cls, pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor, float]]) -> FrozenAdapters:
+        """Adapters that are in memory: A (rank, in), B (out, rank) and alpha / rank by the layer's full name."""
+        made = cls([])
+        made._pairs = {name: [pair] for name, pair in pairs.items()}
+        return made
+
     def identity(self) -> tuple[str, ...]:
         """The files' hashes, and the strength, for the keys of stores."""
         return (*(file_sha256(file) for file in self.files), self.scale.hex()) if self.files else ()
@@ -57,20 +64,21 @@ class FrozenAdapters:
                 if (b.shape[0], a.shape[1]) != tuple(weight.shape):
                     raise UserError(f'{key}: the LoRA was made for another model: "{name}" has another shape there.')
 
-    def attach(self, module: nn.Module, prefix: str = "") -> None:
+    def attach(self, module: nn.Module, prefix: str = "", device: torch.device | None = None) -> None:
         """y += scale * alpha / rank * B A x from now on, for every linear layer below ``module``.
 
         Args:
             module: a transformer, or a block of it.
             prefix: the block's full name.
+            device: where the layers compute; default: where their weights are.
         """
         if not self._pairs:
             return
         for name, layer in module.named_modules():
             full = ".".join(part for part in (prefix, name) if part)
             for a, b, factor in self._pairs.get(full, ()):
-                device = layer.weight.device
-                layer.register_forward_hook(_product(a.to(device).float(), b.to(device).float(), factor * self.scale))
+                place = device or layer.weight.device
+                layer.register_forward_hook(_product(a.to(place).float(), b.to(place).float(), factor * self.scale))
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, factor: float) -> Callable[..., torch.Tensor]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from blockskip.errors import UserError
 from blockskip.families.base import Defaults, Family, Text, stack_text
 from blockskip.families.flux import Flux
+from blockskip.families.qwen_image import QwenImage
 from blockskip.families.sana import Sana
+from blockskip.families.sd3 import StableDiffusion3
 
 __all__ = ["FAMILIES", "Defaults", "Family", "Text", "family_of", "stack_text"]
 
-FAMILIES: tuple[Family, ...] = (Flux(), Sana())
+FAMILIES: tuple[Family, ...] = (Flux(), Sana(), StableDiffusion3(), QwenImage())
 
 
 def family_of(class_name: str) -> Family:

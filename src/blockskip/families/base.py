@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from blockskip.method.flow import Distribution, add_noise
@@ -26,7 +27,7 @@ class Defaults:
         text_length: text tokens.
         distribution, shift: of sigma in training, as the family's diffusers script has them.
         guidance_scale: guidance input in training, for models distilled with one.
-        num_inference_steps, preview_guidance: of previews.
+        num_inference_steps, preview_guidance, negative_prompt: of previews.
     """
 
     full_resolution: int
@@ -36,6 +37,7 @@ class Defaults:
     guidance_scale: float
     num_inference_steps: int
     preview_guidance: float
+    negative_prompt: str = ""
 
 
 class Family(ABC):
@@ -52,6 +54,8 @@ class Family(ABC):
     defaults: ClassVar[Defaults]
     #: (tokenizer, text encoder) as named in the pipeline.
     text_parts: ClassVar[tuple[tuple[str, str], ...]]
+    #: Text encoders of ``text_parts`` that a pipeline may lack (null in its ``model_index.json``).
+    optional_encoders: ClassVar[tuple[str, ...]] = ()
     #: Layer names inside a block that take LoRA, as the family's diffusers script has them.
     lora_targets: ClassVar[tuple[str, ...]]
     #: Whether the middle blocks read the text themselves, also when the front features are stored.
@@ -73,9 +77,23 @@ class Family(ABC):
     def tokenize(self, tokenizers: Mapping[str, Any], prompts: Sequence[str], length: int) -> dict[str, torch.Tensor]:
         """Token ids (and masks), int64 (B, tokens), by text encoder, for ``encode_text``."""
 
+    def token_counts(self, length: int) -> dict[str, int]:
+        """How many ids and mask entries ``tokenize`` gives a prompt, by name."""
+        return {**{encoder: length for _, encoder in self.text_parts}, "mask": length}
+
     @abstractmethod
     def encode_text(self, encoders: Mapping[str, nn.Module], ids: Mapping[str, torch.Tensor]) -> Text:
-        """Kernel: the conditioning tensors of a batch of prompts, each (B, ...)."""
+        """Kernel: the conditioning tensors of a batch of prompts, each (B, ...), of the encoders that are given."""
+
+    def join_text(self, config: Mapping[str, Any], text: Text, length: int) -> Text:
+        """Kernel: what all encoders together make of a batch of prompts, where that is more than their tensors by name.
+
+        Args:
+            config: the transformer's.
+            text: everything that ``encode_text`` gave, encoder by encoder.
+            length: text tokens, as given to ``tokenize``.
+        """
+        return text
 
     @abstractmethod
     def encode_pixels(self, vae: Any, pixels: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
@@ -119,6 +137,10 @@ class Family(ABC):
     def velocity(self, output: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
         """Kernel: v = noise - x, shaped like the latents (B, C, h, w), from the transformer's first output."""
 
+    def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, scale: float) -> torch.Tensor:
+        """Kernel: the guided velocity (B, C, h, w); classifier-free guidance, u + scale * (c - u)."""
+        return unconditional + scale * (conditional - unconditional)
+
     @abstractmethod
     def latent_channels(self, vae_config: Mapping[str, Any]) -> int:
         """C of the latents (B, C, h, w)."""
@@ -153,5 +175,19 @@ class Family(ABC):
 
 
 def stack_text(texts: Sequence[Text]) -> Text:
-    """The text of a group from its samples' texts, each with a batch of one."""
-    return {name: torch.cat([text[name] for text in texts]) for name in texts[0]}
+    """The text of a group from its samples' texts, each with a batch of one.
+
+    Where a family's texts are as long as their prompts, shorter tokens ``<name>`` (1, tokens, D) are filled with zeros
+    on the right, and ``<name>_mask`` (B, tokens) int64 is one where there is a token.
+    """
+    stacked: Text = {}
+    for name in texts[0]:
+        values = [text[name] for text in texts]
+        counts = [value.shape[1] for value in values]
+        longest = max(counts)
+        if len(set(counts)) > 1:
+            values = [F.pad(value, (0, 0, 0, longest - value.shape[1])) for value in values]
+            places = torch.arange(longest, device=values[0].device)
+            stacked[f"{name}_mask"] = torch.stack([(places < count).long() for count in counts])
+        stacked[name] = torch.cat(values)
+    return stacked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from blockskip.keys import key
 from blockskip.loading.source import ModelSource
 from blockskip.loading.transformer import Adapters, StreamedTransformer
 from blockskip.memory import release
+from blockskip.method.ahead import AheadOfBlocks, outputs_bytes
 from blockskip.method.layout import State
 from blockskip.method.skipping import SkipRule, run_block, span_features
 from blockskip.method.split import Split
@@ -61,8 +63,12 @@ class Input:
     text: Text
 
 
+Write = Callable[[str, dict[str, torch.Tensor]], None]
+
+
 @dataclass
 class _Waiting:
+    inputs: dict[str, object] | None = None
     front: State | None = None
     tail_input: torch.Tensor | None = None
 
@@ -95,12 +101,13 @@ def precompute(
     num_blocks = transformer.num_blocks
     stop = None if split.tail else split.front
     done = 0
-    with progress(len(missing) * (num_blocks if stop is None else stop), "precompute") as bar:
+    steps = len(missing) * (num_blocks if stop is None else stop)
+    with progress(steps, "precompute") as bar, store.write_behind() as write:
         run = _Window(transformer, source, split, rule, stop, dtype, device, guidance)
         size = max(1, window_bytes // run.group_bytes(read(missing[0])))
         while done < len(missing):
             window = [read(index) for index in missing[done : done + size]]
-            run(window, store, bar.advance)
+            run(window, write, bar.advance)
             done += len(window)
     del run
     del transformer
@@ -122,12 +129,17 @@ class _Window:
 
     def group_bytes(self, group: Input) -> int:
         """Memory that a group takes at most while it waits: its input, its state, front features and tail input."""
-        with self.transformer.block(0), torch.no_grad(), compute(self.device, self.dtype):
-            state, _ = run_block(self.transformer.model, self.transformer.layout, 0, None, self._inputs(group))
+        model, layout = self.transformer.model, self.transformer.layout
+        with (
+            self.transformer.block(0), torch.no_grad(), compute(self.device, self.dtype),
+            AheadOfBlocks(model, layout).kept() as ahead,
+        ):  # fmt: skip
+            state, _ = run_block(model, layout, 0, None, self._inputs(group))
         kept = 1 + bool(self.split.front and self.rule.uses_front) + bool(self.split.tail)
-        return kept * _bytes(state.values()) + _bytes([group.latents, group.noise, *group.text.values()])
+        given = _bytes([group.latents, group.noise, group.latents, *group.text.values()])  # and the noisy latents
+        return kept * _bytes(state.values()) + given + outputs_bytes(ahead)
 
-    def __call__(self, window: list[Input], store: GroupStore, advance: Callable[[], None]) -> None:
+    def __call__(self, window: list[Input], write: Write, advance: Callable[[], None]) -> None:
         """Run a window through the blocks and store every group's features."""
         waiting, keep = [_Waiting() for _ in window], torch.device("cpu")
         tail = self.transformer.num_blocks - self.split.tail if self.split.tail else None
@@ -140,15 +152,22 @@ class _Window:
                 held.front = {name: value.to(keep, copy=True).contiguous() for name, value in state.items()}
             if block == 0:  # the later blocks need no text tokens, or read them themselves
                 window[index].text = self.source.family.without_text_tokens(window[index].text)
+                held.inputs = None
             advance()
 
-        calls = [(lambda group=group: self._inputs(group)) for group in window]
+        def inputs(index: int) -> dict[str, object]:
+            held = waiting[index]
+            given = held.inputs or self._inputs(window[index])
+            held.inputs = given if self.device == keep else None  # a device of its own holds one group's at a time
+            return given
+
+        calls = [functools.partial(inputs, index) for index in range(len(window))]
         with torch.no_grad(), compute(self.device, self.dtype):
             for index, _, entered in self.transformer.run(calls, visit, stop=self.stop, keep=keep):
-                self._write(store, window[index], waiting[index], entered.to(keep))
+                self._write(write, window[index], waiting[index], entered.to(keep))
         if self.stop is not None:
             for group, held in zip(window, waiting, strict=True):
-                self._write(store, group, held, None)
+                self._write(write, group, held, None)
 
     def _inputs(self, group: Input) -> dict[str, object]:
         text = {name: value.to(self.device) for name, value in group.text.items()}
@@ -156,10 +175,10 @@ class _Window:
         config = self.source.config("transformer")
         return self.source.family.noisy_inputs(config, *drawn, text, self.guidance, self.dtype)
 
-    def _write(self, store: GroupStore, group: Input, held: _Waiting, head: torch.Tensor | None) -> None:
+    def _write(self, write: Write, group: Input, held: _Waiting, head: torch.Tensor | None) -> None:
         features = span_features(self.source.family.layout, self.rule, held.front, held.tail_input, head)
-        store.write(group.key, {name: value.contiguous() for name, value in features.items()})
-        held.front = held.tail_input = None
+        write(group.key, {name: value.contiguous() for name, value in features.items()})
+        held.front = held.tail_input = held.inputs = None
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:

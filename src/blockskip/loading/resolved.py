@@ -55,6 +55,18 @@ def resolved(config: Config, source: ModelSource, full: int, resolution: int, de
     return dataclasses.replace(config, model=model, data=data, sigma=sigma, lora=lora, train=train)
 
 
+def stored_split(config: Config, split: Split) -> Split:
+    """The part of a split that stored features stand in for: a streamed tail is run, and needs none."""
+    return Split(split.front, 0) if config.skip.tail_mode == "stream" else split
+
+
+def streamed_blocks(config: Config, split: Split, num_blocks: int) -> range:
+    """The numbers of the blocks that are read for each run of them while training."""
+    middle = split.middle(num_blocks)
+    tail = num_blocks if config.skip.tail_mode == "stream" else middle.stop
+    return range(middle.start if config.train.stream_middle else middle.stop, tail)
+
+
 def split_of(config: Config, num_blocks: int) -> Split:
     """The blocks to skip, of a model with ``num_blocks``.
 

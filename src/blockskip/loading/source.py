@@ -82,6 +82,13 @@ class ModelSource:
         return model.requires_grad_(False).eval()
 
     @property
+    def text_parts(self) -> tuple[tuple[str, str], ...]:
+        """The family's (tokenizer, text encoder) pairs, without the optional ones that this pipeline does not have."""
+        index = json.loads((self.folder / "model_index.json").read_text(encoding="utf-8"))
+        lacked = {name for name in self.family.optional_encoders if not any(index.get(name) or ())}
+        return tuple(pair for pair in self.family.text_parts if pair[1] not in lacked)
+
+    @property
     def pixel_stride(self) -> int:
         """Pixels per side of a token."""
         return self.family.pixel_stride(self.config("vae"), self.config("transformer"))
@@ -136,7 +143,7 @@ def open_model(path: str, revision: str | None = None) -> ModelSource:
         raise UserError(f'model.path = "{path}": its builtin.json is damaged; fetch the model again.') from None
     source = ModelSource(path, folder, family, found, hub)
     if hub is None:
-        parts = ["transformer", "vae", *(encoder for _, encoder in family.text_parts)]
+        parts = ["transformer", "vae", *(encoder for _, encoder in source.text_parts)]
         missing = [part for part in parts if not (folder / part / "config.json").is_file()]
         if missing:
             raise UserError(f'model.path = "{path}" lacks {", ".join(missing)}; give a complete diffusers pipeline.')

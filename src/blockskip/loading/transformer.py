@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import diffusers
 import torch
@@ -13,8 +13,10 @@ from accelerate import init_empty_weights
 from diffusers.utils import logging as diffusers_logging
 from torch import nn
 
+from blockskip.loading.quantized import Quantization, fill_quantized
 from blockskip.loading.source import ModelSource
 from blockskip.loading.weights import Weights
+from blockskip.method.ahead import AheadOfBlocks, Outputs
 from blockskip.method.layout import State
 from blockskip.method.skipping import install_stubs, run_block, run_head
 
@@ -22,7 +24,7 @@ from blockskip.method.skipping import install_stubs, run_block, run_head
 class Adapters(Protocol):
     """Frozen adapters that act beside the layers of the base."""
 
-    def attach(self, module: nn.Module, prefix: str = "") -> None:
+    def attach(self, module: nn.Module, prefix: str = "", device: torch.device | None = None) -> None:
         """Let the adapters act on every layer below ``module``, whose full name is ``prefix``."""
 
 
@@ -61,15 +63,31 @@ def empty_transformer(source: ModelSource) -> nn.Module:
 
 
 def load_transformer(
-    source: ModelSource, skip: Sequence[int], dtype: torch.dtype, device: torch.device, adapters: Adapters | None = None
+    source: ModelSource,
+    skip: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    adapters: Adapters | None = None,
+    quantization: Quantization | Literal["none"] = "none",
 ) -> nn.Module:
     """The frozen transformer in eval mode with stubs at the indices in ``skip``; only the other weights are read.
 
     Args:
         dtype: of the weights.
         adapters: frozen adapters to attach to the layers that are loaded.
+        quantization: of the linear layers in the blocks that are loaded; all other weights stay as they are.
     """
-    return _load(source, skip, dtype, device, adapters)[0]
+    if quantization == "none":
+        return _load(source, skip, dtype, device, adapters)[0]
+    model, empty = _load(source, None, dtype, device, None)
+    weights, layout = Weights(source.part_folder("transformer")), source.family.layout
+    for index, name in enumerate(layout.names(model)):
+        if index not in skip:
+            block = fill_quantized(empty.pop(index), weights, name, quantization, dtype, device)
+            layout.replace(model, index, block)
+    if adapters is not None:
+        adapters.attach(model)
+    return model
 
 
 def _load(
@@ -111,13 +129,7 @@ class StreamedTransformer:
         """Block ``index`` with its weights, in its place in the model; a stub again afterwards."""
         name = self._names[index]
         block = copy.deepcopy(self._empty[index])
-        tensors = self._weights.read(self._weights.under(name))
-        state = {
-            key[len(name) + 1 :]: (value.to(self._device, self._dtype) if value.is_floating_point() else value)
-            for key, value in tensors.items()
-        }
-        del tensors
-        block.load_state_dict(state, assign=True)
+        block.load_state_dict(self._weights.inside(name, self._dtype, self._device), assign=True)
         block.requires_grad_(False).eval()
         if self._adapters is not None:
             self._adapters.attach(block, name)
@@ -147,19 +159,35 @@ class StreamedTransformer:
             (call, the model's output, the image tokens that entered the head), unless ``stop`` is given.
         """
         states: list[State | None] = [None] * len(calls)
+        ahead, outputs = AheadOfBlocks(self.model, self.layout, keep), dict[int, Outputs]()
         for index in range(self.num_blocks if stop is None else stop):
             with self.block(index):
                 for call, inputs in enumerate(calls):
-                    state, entered = run_block(self.model, self.layout, index, self._here(states[call]), inputs())
+                    with self._ahead(ahead, outputs, index, call):
+                        state, entered = run_block(self.model, self.layout, index, self._here(states[call]), inputs())
                     if visit is not None:
                         visit(index, call, state, entered)
                     states[call] = state if keep is None else {name: value.to(keep) for name, value in state.items()}
         if stop is not None:
             return
         for call, inputs in enumerate(calls):
-            output, entered = run_head(self.model, self.layout, self._here(states[call]) or {}, inputs())
+            with self._ahead(ahead, outputs, self.num_blocks, call):
+                output, entered = run_head(self.model, self.layout, self._here(states[call]) or {}, inputs())
             states[call] = None
             yield call, output, entered
+
+    @contextmanager
+    def _ahead(self, ahead: AheadOfBlocks, outputs: dict[int, Outputs], index: int, call: int) -> Iterator[None]:
+        """From pass 1 on, whose inputs may be fewer than those of pass 0, what precedes the blocks is computed once."""
+        if call in outputs:
+            with ahead.given(outputs[call], self._device):
+                yield
+        elif index == 1:
+            with ahead.kept() as kept:
+                yield
+            outputs[call] = kept
+        else:
+            yield
 
     def _here(self, state: State | None) -> State | None:
         return state and {name: value.to(self._device) for name, value in state.items()}

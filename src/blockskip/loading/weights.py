@@ -56,6 +56,14 @@ class Weights:
                 found |= {key: tensors.get_tensor(key) for key in keys}
         return found
 
+    def inside(self, prefix: str, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
+        """The tensors below a module's full name, by their names inside it, on a device; floating ones in ``dtype``."""
+        tensors = self.read(self.under(prefix))
+        return {
+            name[len(prefix) + 1 :]: value.to(device, dtype if value.is_floating_point() else value.dtype)
+            for name, value in tensors.items()
+        }
+
     def identity(self) -> str:
         """The hash of all files' contents and of the config: what a store's key says of this part of the model."""
         digests = [file_identity(file) for file in sorted(set(self.files.values()))]

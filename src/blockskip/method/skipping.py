@@ -11,6 +11,7 @@ A stub without parameters stands where each skipped block was: names, list lengt
 
 from __future__ import annotations
 
+import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -87,23 +88,33 @@ class Stub(nn.Module):
 
     def __init__(self, block: nn.Module, returns: Returns) -> None:
         super().__init__()
-        self._signature: inspect.Signature = (
-            block._signature if isinstance(block, Stub) else inspect.signature(block.forward)
-        )
+        self._names: tuple[str, ...] = block._names if isinstance(block, Stub) else _argument_names(block)
         self._returns = returns
         self.behave: Callable[[State], Mapping[str, torch.Tensor | None]] | None = None
 
     def incoming(self, *args: Any, **kwargs: Any) -> State:
         """The streams in a call to the block; the first argument is always the image or joint stream."""
-        bound = self._signature.bind(*args, **kwargs).arguments
-        first = next(iter(bound))
-        found = {IMAGE: bound[first], TEXT: bound.get(TEXT)}
+        given = dict(zip(self._names, args, strict=False)) | kwargs
+        found = {IMAGE: given[self._names[0]], TEXT: given.get(TEXT)}
         return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
 
     def forward(self, *args: Any, **kwargs: Any) -> object:
         """What the block would have returned, in its order."""
         state = self.incoming(*args, **kwargs)
         return unpack(self.behave(state) if self.behave else state, self._returns)
+
+
+def _argument_names(block: nn.Module) -> tuple[str, ...]:
+    """The names of a block's arguments, in order."""
+    function = getattr(block.forward, "__func__", None)
+    if function is None:
+        return tuple(inspect.signature(block.forward).parameters)
+    return _names_of(function)[1:]
+
+
+@functools.cache
+def _names_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
 
 
 def install_stubs(model: nn.Module, layout: BlockLayout, indices: Sequence[int]) -> dict[int, nn.Module]:

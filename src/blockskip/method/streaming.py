@@ -1,10 +1,10 @@
-"""Blocks that visit memory: read for the forward pass, forgotten, read again for the backward pass; gradients are exact.
+"""Blocks that visit memory: read for the forward pass, and read again for the backward pass; gradients are exact.
 
-      forward    n | n+1 | n+2 | ...  | L-1 |                    one block's weights at a time; what enters
-      backward                        | L-1 | ... | n+2 | n+1 | n    each block is kept, as in gradient checkpointing
+    forward     L-3 | L-2 | L-1                     one block's weights are in memory at a time;
+    backward                  | L-1 | L-2 | L-3     what entered each block stays, as in gradient checkpointing
 
 The third choice between skipping a block (Eq. 3: cheap, approximate) and keeping it (exact, in memory). A frozen tail
-is run so; and the base weights of the trained middle may be, while its LoRA stays where it is.
+can be run so; and so can the trained middle, of which the LoRA stays where it is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class StreamedBlock(nn.Module):
     """Stands in a block's place and reads the block's tensors for each run of it; nothing keeps them afterwards.
 
     Its submodules and parameters are the block's own, under the same names, so that PEFT can put LoRA on them and
-    hooks can be set. With gradients on, it checkpoints itself: one read in the forward pass, one in the backward pass.
+    hooks can be set. With gradients on, it checkpoints itself: one read in the forward pass, one in the backward pass,
+    also where the model checkpoints its blocks.
 
     Args:
         block: its parameters are on the meta device, except those that stay (LoRA).
@@ -55,7 +56,7 @@ class StreamedBlock(nn.Module):
         """What the block returns."""
         if not torch.is_grad_enabled():
             return self._run(args, kwargs)
-        # As positional arguments: ``checkpoint`` looks in these alone for the devices whose random state dropout needs.
+        # Keywords too go as a positional argument: only there ``checkpoint`` looks for the devices that draw dropout.
         return checkpoint(self._run, args, kwargs, use_reentrant=False)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
@@ -68,11 +69,3 @@ def install_streamed(model: nn.Module, layout: BlockLayout, blocks: Mapping[int,
     """Put streamed blocks in the places of ``blocks`` (numbers, and blocks without memory)."""
     for index, block in blocks.items():
         layout.replace(model, index, StreamedBlock(block, index, read))
-
-
-def checkpoint_block(block: nn.Module, *args: Any) -> object:
-    """What a block returns, under gradient checkpointing; for ``enable_gradient_checkpointing`` of a diffusers model.
-
-    A streamed block checkpoints itself: inside another checkpoint its weights would be read three times.
-    """
-    return block(*args) if isinstance(block, StreamedBlock) else checkpoint(block, *args, use_reentrant=False)

@@ -14,11 +14,6 @@ from blockskip.precision import compute
 from blockskip.progress import progress
 
 
-def guided_velocity(conditional: torch.Tensor, unconditional: torch.Tensor | None, scale: float) -> torch.Tensor:
-    """Classifier-free guidance: u + scale * (c - u); c alone when there is no u."""
-    return conditional if unconditional is None else unconditional + scale * (conditional - unconditional)
-
-
 def velocity(
     model: nn.Module,
     family: Family,
@@ -95,8 +90,10 @@ def denoise(
                     calls.append((batch.to(dtype), sigma, negative[index]))
             found = predict(calls)
             for index, own in enumerate(schedulers):
-                pair = found[2 * index : 2 * index + 2] if negative is not None else [found[index], None]
-                guided = guided_velocity(pair[0], pair[1], scale)  # type: ignore[arg-type]
+                if negative is None:
+                    guided = found[index]
+                else:
+                    guided = predict.family.guide(found[2 * index], found[2 * index + 1], scale)
                 latents[index] = own.step(guided, time, latents[index], return_dict=False)[0]
             bar.advance()
     return latents

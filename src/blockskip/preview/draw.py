@@ -91,7 +91,7 @@ def draw(
     embedded, scale = family.preview_guidance(config, call, drawing.guidance_scale)
     steps = drawing.steps or call.get("num_inference_steps") or family.defaults.num_inference_steps
     guided = scale > 1
-    prompts = [*drawing.prompts, *([call.get("negative_prompt", "")] if guided else [])]
+    prompts = [*drawing.prompts, *([call.get("negative_prompt", family.defaults.negative_prompt)] if guided else [])]
     texts = encode(source, prompts, drawing.text_length or source.text_length, dtype, device)
     negative = texts.pop() if guided else None
     factor = family.vae_factor(source.config("vae"))

@@ -30,6 +30,7 @@ class RunFacts:
         resolution, full_resolution: pixels trained on, and pixels the pictures were first scaled to.
         config_toml: the resolved settings; paths of this machine are taken out before they are shown.
         baseline_bytes: what the process held after its imports; the phases' host figures are above it.
+        tail_streamed: the tail was run, block by block from the file, and not replaced by stored features.
     """
 
     skipped_parameters: int
@@ -45,6 +46,7 @@ class RunFacts:
     full_resolution: int
     config_toml: str
     baseline_bytes: int | None = None
+    tail_streamed: bool = False
 
     @property
     def on_device(self) -> bool:

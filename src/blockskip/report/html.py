@@ -114,9 +114,10 @@ def _heading(column: Column, series: int) -> _Heading:
     if facts is None:
         return _Heading(name, column.name, series, False, ", ".join(parts), None, "", "")
     front, tail = facts.split or (0, 0)
+    at_tail = "streamed" if facts.tail_streamed else "skipped"
     trained = f"{facts.num_blocks - front - tail} trained"
     caption = (
-        f"{front} skipped at the front, {trained}, {tail} skipped at the tail" if front + tail else f"all {trained}"
+        f"{front} skipped at the front, {trained}, {tail} {at_tail} at the tail" if front + tail else f"all {trained}"
     )
     strip = Markup(figures.blocks(facts, series))
     settings = without_paths(facts.config_toml)

@@ -151,7 +151,8 @@ def _model(report: Report) -> list[Row]:
         if not facts.skipped_blocks:
             return f"0 of {facts.num_blocks}"
         front, tail = facts.split or (0, 0)
-        return f"{facts.skipped_blocks} of {facts.num_blocks} ({front} front, {tail} tail)"
+        streamed = ", streamed" if facts.tail_streamed else ""
+        return f"{facts.skipped_blocks} of {facts.num_blocks} ({front} front, {tail} tail{streamed})"
 
     return [
         *_of_runs(report, "Blocks skipped", skipped),

@@ -38,7 +38,7 @@ def header(prepared: Prepared, base: str) -> dict[str, str]:
     assert config.lora.lora_alpha is not None
     name = config.model.path if source.hub or config.model.path in builtin.MODELS else source.folder.name
     entries = {
-        DIFFUSERS_KEY: lora_header(prepared.targets, config.lora.rank, config.lora.lora_alpha, config.lora.dropout),
+        DIFFUSERS_KEY: lora_header(prepared.targets, config.lora.rank, config.lora.lora_alpha),
         "modelspec.sai_model_spec": "1.0.0",
         "modelspec.architecture": f"{source.family.name}/lora",
         "modelspec.title": config.data.prompt or name,
@@ -54,6 +54,8 @@ def header(prepared: Prepared, base: str) -> dict[str, str]:
         "blockskip.version": __version__,
         "blockskip.skipped": f"{prepared.split.front}+{prepared.split.tail} of {prepared.num_blocks}",
         "blockskip.rule": config.skip.rule.rpartition(":")[2],
+        "blockskip.tail_mode": config.skip.tail_mode,
         "blockskip.base_sha256": base,
+        "blockskip.quantization": config.model.quantization,
     }
     return {key: str(value) for key, value in entries.items()}

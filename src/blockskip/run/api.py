@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def generate(
         lora: a run's output folder, its adapter folder or a LoRA file; None draws with the base.
         model: default: the base that the run in ``lora`` was trained on, else ``builtin``.
         images: pictures of each prompt, with seeds ``seed``, ``seed + 1``, ...
-        stream: load one block at a time.
+        stream: load one block, and one layer of a text encoder, at a time.
         batch_size: pictures that go through the transformer together.
 
     Raises:
@@ -101,7 +102,8 @@ def generate(
         prompts, tuple(seed + index for index in range(images)), height, width, num_inference_steps, guidance_scale,
         None, stream, batch_size,
     )  # fmt: skip
-    rows = draw(source, drawing, encode_prompts, resolve_dtype(dtype, where), where, Both(frozen, given))
+    encode = functools.partial(encode_prompts, stream=stream)
+    rows = draw(source, drawing, encode, resolve_dtype(dtype, where), where, Both(frozen, given))
     return [image for row in rows for image in row]
 
 
@@ -111,10 +113,10 @@ class Both:
     def __init__(self, *sets: FrozenAdapters) -> None:
         self.sets = sets
 
-    def attach(self, module: Any, prefix: str = "") -> None:
+    def attach(self, module: Any, prefix: str = "", device: Any = None) -> None:
         """Let each act on the layers below ``module``."""
         for adapters in self.sets:
-            adapters.attach(module, prefix)
+            adapters.attach(module, prefix, device)
 
 
 def _saved_settings(folder: Path) -> dict[str, Any]:

@@ -17,11 +17,13 @@ from blockskip.encoding.text import store_prompts
 from blockskip.errors import OutOfMemory, RunError, UserError
 from blockskip.families import Text, stack_text
 from blockskip.features.precompute import FeaturesArgument, Input, features_key, precompute
+from blockskip.loading.streaming import reads_ahead, stream_blocks
 from blockskip.loading.transformer import load_transformer
 from blockskip.loading.weights import Weights
 from blockskip.measure import PhaseRecord
 from blockskip.memory import is_out_of_memory, release
 from blockskip.method.skipping import SkippedModel
+from blockskip.precision import denormals_flushed
 from blockskip.progress import Progress, progress, say
 from blockskip.run.adapter import save_adapter
 from blockskip.run.prepare import Prepared
@@ -65,6 +67,7 @@ class RunResult:
         return self.prepared.output
 
 
+@denormals_flushed()
 def run(prepared: Prepared) -> RunResult:
     """Do a run, or what is left of it.
 
@@ -85,7 +88,7 @@ class _Job:
         self.source.import_classes()
         self.records = Records(self.output / "phases.json", prepared.device)
         self.meter = self.records.meter
-        parts = ("transformer", "vae", *(encoder for _, encoder in self.source.family.text_parts))
+        parts = ("transformer", "vae", *(encoder for _, encoder in self.source.text_parts))
         identities = [Weights(self.source.part_folder(part)).identity() for part in parts]
         self.base = identities[0]
         self.fingerprint = prepared.fingerprint() | {"base model": " ".join(identities)}
@@ -173,7 +176,10 @@ class _Job:
         )
         with self.meter.phase("encode text"):
             captions = prepared.schedule.captions()
-            self.text_keys = store_prompts(self.source, captions, prepared.text_length, dtype, device, self.text_store)
+            self.text_keys = store_prompts(
+                self.source, captions, prepared.text_length, dtype, device, self.text_store,
+                self.config.model.stream_text_encoders,
+            )  # fmt: skip
         with self.meter.phase("encode pictures"):
             self.pixel_keys = store_pixels(self.source, prepared.schedule, groups, dtype, device, self.pixel_store)
         self._count_cache()
@@ -200,7 +206,7 @@ class _Job:
         prepared = self.prepared
         return [
             features_key(FeaturesArgument(
-                self.base, prepared.adapters.identity(), prepared.split.front, prepared.split.tail,
+                self.base, prepared.adapters.identity(), prepared.stored.front, prepared.stored.tail,
                 prepared.rule_identity, tuple(self.text_keys[sample.caption] for sample in group.samples), pixels,
                 tuple(sample.sigma for sample in group.samples), tuple(sample.noise_seed for sample in group.samples),
                 prepared.guidance, self.source.family.name, f"{prepared.dtype} on {prepared.device.type}",
@@ -210,7 +216,7 @@ class _Job:
 
     @property
     def _needs_features(self) -> bool:
-        return self.prepared.rule.stores(self.prepared.split)
+        return self.prepared.rule.stores(self.prepared.stored)
 
     def _input(self, index: int) -> Input:
         group = self.prepared.schedule.groups[index]
@@ -246,7 +252,7 @@ class _Job:
             self.feature_store.delete([key for key in self.feature_keys if key not in wanted])
         with self.meter.phase("precompute"):
             precompute(
-                self.source, prepared.split, prepared.rule, keys, lambda place: self._input(groups[place]),
+                self.source, prepared.stored, prepared.rule, keys, lambda place: self._input(groups[place]),
                 self.feature_store, window_bytes=prepared.window_bytes, dtype=prepared.dtype, device=prepared.device,
                 guidance=prepared.guidance, adapters=prepared.adapters,
             )  # fmt: skip
@@ -258,9 +264,13 @@ class _Job:
 
     def _train(self, checkpoint: Checkpoint | None, until: int, bar: Progress) -> Checkpoint:
         prepared, lora = self.prepared, self.config.lora
-        skipped = prepared.split.skipped(prepared.num_blocks)
-        model = load_transformer(self.source, skipped, prepared.dtype, prepared.device, prepared.adapters)
-        stubbed = SkippedModel(model, self.source.family.layout, prepared.split, prepared.rule)
+        absent = sorted({*prepared.split.skipped(prepared.num_blocks), *prepared.streamed})
+        placed = (prepared.dtype, prepared.device, prepared.adapters)
+        model = load_transformer(self.source, absent, *placed, self.config.model.quantization)
+        if prepared.streamed:
+            prefetch = reads_ahead(prepared.device)
+            stream_blocks(model, self.source, prepared.streamed, *placed, prefetch=prefetch)
+        stubbed = SkippedModel(model, self.source.family.layout, prepared.stored, prepared.rule)
         assert lora.lora_alpha is not None
         seed = derive_seed(self.config.train.seed, "adapter")
         parameters = add_lora(model, prepared.targets, lora.rank, lora.lora_alpha, lora.dropout, seed)

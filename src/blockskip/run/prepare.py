@@ -18,7 +18,8 @@ from blockskip.data.pictures import read_pictures
 from blockskip.data.schedule import Schedule, make_schedule
 from blockskip.errors import UserError
 from blockskip.features.rules import load_rule
-from blockskip.loading.resolved import resolutions, resolved, split_of
+from blockskip.loading.quantized import check_quantization
+from blockskip.loading.resolved import resolutions, resolved, split_of, stored_split, streamed_blocks
 from blockskip.loading.source import ModelSource, open_model
 from blockskip.loading.transformer import empty_transformer
 from blockskip.method.skipping import SkipRule
@@ -32,7 +33,8 @@ MAY_CHANGE = {
     "output", "train.steps", "train.learning_rate", "train.lr_scheduler", "train.lr_warmup_steps", "train.weight_decay",
     "train.max_grad_norm", "train.checkpoint_every", "train.checkpoints_total_limit", "features.window",
     "features.disk", "features.cache", "features.keep", "data.images", "data.class_images", "model.path",
-    "model.base_adapters", "skip.rule", "train.gradient_checkpointing", "train.device",
+    "model.base_adapters", "model.stream_text_encoders", "skip.rule", "train.gradient_checkpointing",
+    "train.stream_middle", "train.device",
 }  # fmt: skip
 
 
@@ -78,6 +80,16 @@ class Prepared:
         """The run's folder."""
         return Path(self.config.output).expanduser()
 
+    @property
+    def stored(self) -> Split:
+        """The blocks that stored features stand in for."""
+        return stored_split(self.config, self.split)
+
+    @property
+    def streamed(self) -> range:
+        """The blocks that are read for each run of them while training."""
+        return streamed_blocks(self.config, self.split, self.num_blocks)
+
     def fingerprint(self) -> dict[str, str]:
         """Of every setting, and of the pictures, that a continued run must share with what was done before."""
         flat = to_flat(self.config)
@@ -115,6 +127,12 @@ def prepare(config: Config) -> Prepared:
     rule = attempt(load_rule, config.skip.rule)
     window = attempt(size_in_bytes, "features.window", config.features.window)
     disk = attempt(size_in_bytes, "features.disk", config.features.disk) if config.features.disk else None
+    attempt(check_quantization, config.model.quantization)
+    if config.train.stream_middle and config.model.quantization != "none":
+        problems.append(
+            f'train.stream_middle reads the unquantised base and model.quantization = "{config.model.quantization}" '
+            "keeps the quantised one; use one of the two."
+        )
     adapters = attempt(FrozenAdapters, config.model.base_adapters)
     if config.data.class_images and not config.data.class_prompt:
         problems.append("data.class_images needs data.class_prompt, the caption of the class pictures.")

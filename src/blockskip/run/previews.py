@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,7 +67,8 @@ def previews(prepared: Prepared, lora: Path, step: int, meter: Meter) -> list[li
     )
     with meter.phase("preview"):
         both = FrozenAdapters([*config.model.base_adapters, str(lora)])
-        images = draw(prepared.source, drawing, encode_prompts, prepared.dtype, prepared.device, both)
+        encode = functools.partial(encode_prompts, stream=config.model.stream_text_encoders)
+        images = draw(prepared.source, drawing, encode, prepared.dtype, prepared.device, both)
     folder.mkdir(exist_ok=True)
     for row, line in zip(files, images, strict=True):
         for path, image in zip(row, line, strict=True):

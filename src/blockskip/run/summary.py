@@ -33,6 +33,7 @@ def facts(result: RunResult) -> RunFacts:
         full_resolution=config.data.full_resolution,
         config_toml=to_toml(config),
         baseline_bytes=result.baseline_bytes,
+        tail_streamed=config.skip.tail_mode == "stream",
     )
 
 

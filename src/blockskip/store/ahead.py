@@ -45,12 +45,15 @@ def read_ahead(read: Callable[[str, Group], Group], keys: Sequence[str], depth: 
     thread = threading.Thread(target=fill, name="blockskip-read-ahead", daemon=True)
     thread.start()
     try:
+        last: Group | None = None
         for _ in keys:
             group = ready.get()
+            if last is not None:
+                free.put(last)  # only now: the thread that this wakes is not to run before the next group is taken
             if isinstance(group, BaseException):
                 raise group
             yield group
-            free.put(group)
+            last = group
     finally:
         stop.set()
         free.put({})  # wakes the thread

@@ -12,13 +12,15 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Generator, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from blockskip.errors import RunError
 from blockskip.store.ahead import read_ahead
+from blockskip.store.behind import write_behind
 from blockskip.store.files import DISK_FULL, remove_stale_temporaries, write_atomically
 from blockskip.store.tensors import DamagedFile, check_header, read_tensors, write_tensors
 
@@ -55,6 +57,7 @@ class GroupStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._recording = threading.Lock()
         self._manifest = folder / "manifest.jsonl"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -132,6 +135,13 @@ class GroupStore:
             raise ValueError(f"depth must be at least 1, not {depth}")
         return read_ahead(self.read, list(keys), depth)
 
+    def write_behind(self) -> contextlib.AbstractContextManager[Callable[[str, dict[str, torch.Tensor]], None]]:
+        """A function that stores a group as ``write`` does, by threads; all groups are stored when the context ends.
+
+        The tensors must not be changed meanwhile. What goes wrong is raised by a later call or at the end.
+        """
+        return write_behind(self.write)
+
     def size(self) -> int:
         """Bytes of all groups."""
         return sum(self._bytes.values())
@@ -203,7 +213,7 @@ class GroupStore:
                 self._bytes[key] = size
             else:
                 self._bytes.pop(key, None)
-        with contextlib.suppress(OSError), self._manifest.open("ab") as stream:
+        with self._recording, contextlib.suppress(OSError), self._manifest.open("ab") as stream:
             stream.write("".join(_line(key, size) for key, size in sizes.items()).encode())
 
     def _not_written(self, error: OSError, needed: int) -> str:

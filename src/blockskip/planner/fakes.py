@@ -1,0 +1,162 @@
+"""Transformers of fake tensors, put together as the phases put theirs together: stubs, LoRA, quantised and visiting
+blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import nn
+
+from blockskip.adapters.lora import add_lora
+from blockskip.loading.quantized import empty_quantized, linear_layers
+from blockskip.method.skipping import SkippedModel, install_stubs
+from blockskip.method.streaming import install_streamed
+from blockskip.planner.counting import LiveBytes
+from blockskip.planner.parts import empty_part, fake
+from blockskip.planner.setting import Setting
+
+
+class FakeBlocks:
+    """A transformer of stubs, its blocks without memory, and their tensors as often as they are asked for."""
+
+    def __init__(self, setting: Setting, live: LiveBytes) -> None:
+        self.layout = setting.source.family.layout
+        self.model = empty_part(setting.source, "transformer", setting.dtype)
+        self.empty = install_stubs(self.model, self.layout, range(setting.num_blocks))
+        self._live = live
+
+    def fill(self) -> None:
+        """Give the embedders and the head their tensors; called where tensors are fake and counted."""
+        fake(self.model)
+        self._live.tag_module(self.model)
+
+    def read(self, index: int) -> dict[str, torch.Tensor]:
+        """The tensors of a block, as new ones."""
+        with self._live.role("weights"):
+            return {
+                name: torch.empty(value.shape, dtype=value.dtype)
+                for name, value in self.empty[index].state_dict().items()
+            }
+
+    @contextmanager
+    def block(self, index: int) -> Iterator[nn.Module]:
+        """The block with its tensors in its place; a stub again, and no tensors, afterwards."""
+        block, own = self.empty[index], dict(self.empty[index].named_parameters())
+        block.load_state_dict(self.read(index), assign=True)
+        block.requires_grad_(False).eval()
+        stub = self.layout.replace(self.model, index, block)
+        try:
+            yield block
+        finally:
+            self.layout.replace(self.model, index, stub)
+            for name, parameter in own.items():
+                owner, _, leaf = name.rpartition(".")
+                block.get_submodule(owner)._parameters[leaf] = parameter
+
+    def kind(self, index: int) -> tuple[Any, ...]:
+        """Equal for blocks that take the same memory and work: their list, class and shapes."""
+        shapes = tuple((name, tuple(value.shape)) for name, value in self.empty[index].named_parameters())
+        return self.layout.names(self.model)[index].partition(".")[0], type(self.empty[index]), shapes
+
+
+class FakeTraining:
+    """The model that trains: stubs, LoRA, quantised and visiting blocks as the run has them.
+
+    Args:
+        live: counts what ``fill`` and the visiting blocks make.
+    """
+
+    def __init__(self, setting: Setting, live: LiveBytes) -> None:
+        config, layout = setting.config, setting.source.family.layout
+        self._live = live
+        model = empty_part(setting.source, "transformer", setting.dtype)
+        blocks = layout.blocks(model)
+        self.skipped = SkippedModel(model, layout, setting.stored, setting.rule)
+        if config.model.quantization != "none":
+            for index in setting.split.middle(setting.num_blocks):
+                for name, layer in linear_layers(blocks[index]).items():
+                    packed = empty_quantized(layer, config.model.quantization, setting.dtype)
+                    blocks[index].set_submodule(name, packed.requires_grad_(False))
+        streamed = {index: blocks[index] for index in setting.streamed}
+        self._visiting = {index: _shapes(block) for index, block in streamed.items()}
+        self.block_parameters = max((_count(blocks[index]) for index in range(len(blocks))), default=0)
+        install_streamed(model, layout, streamed, self._read)
+        lora = config.lora
+        assert lora.lora_alpha is not None
+        add_lora(model, setting.targets, lora.rank, lora.lora_alpha, lora.dropout, 0)
+        self._away = {
+            id(value) for block in streamed.values() for name, value in block.named_parameters() if "lora_" not in name
+        }
+        if setting.reference:
+            for module in model.modules():
+                if isinstance(module, LoraLayer):
+                    module.cast_input_dtype_enabled = True
+        if config.train.gradient_checkpointing:
+            model.enable_gradient_checkpointing()
+        self.model = model
+
+    def _read(self, index: int) -> dict[str, torch.Tensor]:
+        with self._live.role("weights"):
+            return {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in self._visiting[index].items()}
+
+    def fill(self) -> list[nn.Parameter]:
+        """Give everything that stays its tensors; returns the LoRA parameters in their order, float32."""
+        fake(self.model, leave=self._away)
+        parameters = [value for name, value in sorted(self.model.named_parameters()) if "lora_" in name]
+        self._live.tag([value for value in self.model.parameters() if id(value) not in self._away], "weights")
+        self._live.tag(self.model.buffers(), "weights")
+        self._live.tag(parameters, "adapters")
+        self._live.watch_gradients(parameters)
+        return parameters
+
+    def kept(self) -> int:
+        """How many frozen values stay in memory."""
+        frozen = (v for v in self.model.parameters() if not v.requires_grad and id(v) not in self._away)
+        return sum(value.numel() for value in frozen)
+
+
+@contextmanager
+def visiting_layers(model: nn.Module, names: list[str], live: LiveBytes) -> Iterator[None]:
+    """Layers that have tensors only while they run; entered where tensors are fake and counted.
+
+    Args:
+        model: without memory; everything outside the layers becomes fake.
+        names: full names of the layers.
+    """
+    layers = [model.get_submodule(name) for name in names]
+    away = {id(value) for layer in layers for value in layer.parameters()}
+    fake(model, leave=away)
+    live.tag([value for value in model.parameters() if id(value) not in away], "weights")
+    live.tag(model.buffers(), "weights")
+    held: dict[int, Mapping[str, nn.Parameter]] = {}
+
+    def arrive(layer: nn.Module, *_: Any) -> None:
+        held[id(layer)] = dict(layer.named_parameters())
+        with live.role("weights"):
+            fake(layer)
+
+    def leave(layer: nn.Module, *_: Any) -> None:
+        for name, parameter in held.pop(id(layer)).items():
+            owner, _, leaf = name.rpartition(".")
+            layer.get_submodule(owner)._parameters[leaf] = parameter
+
+    handles = [layer.register_forward_pre_hook(arrive) for layer in layers]
+    handles += [layer.register_forward_hook(leave) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _shapes(block: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (value.shape, value.dtype) for name, value in block.state_dict().items()}
+
+
+def _count(module: nn.Module) -> int:
+    return sum(value.numel() for value in module.parameters())

@@ -1,0 +1,115 @@
+"""A pipeline's parts at their true size without weights: fake tensors stand where parameters would."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoConfig
+
+from blockskip.errors import UserError
+from blockskip.loading.source import ModelSource
+from blockskip.loading.weights import Weights
+
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+
+
+def fake_tensors() -> FakeTensorMode:
+    """The mode in which tensors have a shape and a dtype and no memory; a model's few real ones may mix in."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def empty_part(source: ModelSource, part: str, dtype: torch.dtype) -> Any:
+    """A part of the pipeline in eval mode, frozen, its parameters on the meta device in the dtype they would have."""
+    library, name = json.loads((source.folder / "model_index.json").read_text(encoding="utf-8"))[part]
+    cls = getattr(importlib.import_module(library), name)
+    with init_empty_weights(include_buffers=False):
+        if library == "transformers":
+            model = cls(AutoConfig.from_pretrained(source.folder / part))
+        else:
+            model = cls.from_config(source.config(part))
+    cast(model, dtype)
+    return model.requires_grad_(False).eval()
+
+
+def cast(model: nn.Module, dtype: torch.dtype) -> None:
+    """Give the parameters the dtype that ``from_pretrained`` would: some models keep a few of theirs in float32."""
+    strict = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    kept = strict | (
+        set(getattr(model, "_keep_in_fp32_modules", None) or ()) if hasattr(model, "config_name") else set()
+    )
+    for name, module in model.named_modules():
+        for leaf, value in module._parameters.items():
+            if value is None or not value.is_floating_point():
+                continue
+            parts = [*name.split("."), leaf]
+            wanted = torch.float32 if kept & set(parts) else dtype
+            module._parameters[leaf] = nn.Parameter(value.detach().to(wanted), requires_grad=value.requires_grad)
+        for leaf, buffer in module._buffers.items():
+            if isinstance(buffer, torch.Tensor) and buffer.is_floating_point() and leaf in _persistent(module):
+                module._buffers[leaf] = buffer.to(dtype)
+
+
+def _persistent(module: nn.Module) -> set[str]:
+    return set(module._buffers) - module._non_persistent_buffers_set
+
+
+def fake(model: nn.Module, leave: Collection[int] = ()) -> None:
+    """Put fake tensors of the CPU in the place of parameters and buffers; called inside ``fake_tensors``.
+
+    Tied parameters stay tied; requires_grad stays as it is.
+
+    Args:
+        leave: ids of parameters that stay as they are.
+    """
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, value in module._parameters.items():
+            if value is not None and id(value) not in leave:
+                if id(value) not in made:
+                    empty = torch.empty(value.shape, dtype=value.dtype)
+                    made[id(value)] = nn.Parameter(empty, requires_grad=value.requires_grad)
+                module._parameters[name] = made[id(value)]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+
+
+def module_bytes(model: nn.Module) -> int:
+    """Bytes of all parameters."""
+    return sum(value.numel() * value.element_size() for value in model.parameters())
+
+
+def stored_dtype(source: ModelSource, part: str) -> torch.dtype:
+    """In which dtype the part's weights lie on disk, told by one tensor; bfloat16 where no file is at hand."""
+    with contextlib.suppress(UserError, SafetensorError, OSError, StopIteration):
+        if source.hub is None:
+            files = Weights(source.folder / part).files
+            name, file = next(iter(files.items()))
+            with safe_open(file, framework="pt") as tensors:
+                return _DTYPES.get(tensors.get_slice(name).get_dtype(), torch.bfloat16)
+    return torch.bfloat16
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the libraries' remarks on how models should be loaded."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def configs_of(folder: Path) -> list[Path]:
+    """The files that a plan of the pipeline depends on."""
+    return sorted([*folder.glob("*/config.json"), *folder.glob("*.json")])

@@ -1,0 +1,52 @@
+"""What the tests that run for every family need to know of one: its tiny pipeline, and how that pipeline is called."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blockskip.families import Text
+
+
+def as_it_is(pipeline: Any, latents: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Latents of a pipeline that keeps them as (B, C, h, w)."""
+    return latents
+
+
+@dataclass(frozen=True)
+class TinyFamily:
+    """A family's side of the shared tests. Everything here is the pipeline's, nothing is the family file's own.
+
+    Args:
+        make: writes a tiny random pipeline into a folder and returns the folder; six blocks or more.
+        random_text: random conditioning tensors of (transformer config, batch, tokens, generator), named and shaped as
+            ``encode_text`` gives them; the first row has no padding.
+        pipeline_text: the same of (pipeline, prompts, length) by the pipeline's own ``encode_prompt``.
+        plain: options of the pipeline's ``__call__`` without which it does not draw as we do, without guidance.
+        guided: further options with which it draws with classifier-free guidance of 3, against the usual empty prompt.
+        rounding: largest difference of a guided picture's bytes, for pipelines that compute both halves as one batch.
+        unpacked: (B, C, h, w) of (pipeline, latents as it keeps them, height, width in pixels).
+        video: the autoencoder takes and gives frames, (B, C, 1, H, W).
+        deaf: names of LoRA layers that no gradient reaches in the last trained block, where only a stored residual or
+            the head follows: they work for text that nobody reads.
+    """
+
+    make: Callable[[Path], Path]
+    random_text: Callable[[Mapping[str, Any], int, int, torch.Generator], Text]
+    pipeline_text: Callable[[Any, Sequence[str], int], Text]
+    plain: Mapping[str, Any] = field(default_factory=dict)
+    guided: Mapping[str, Any] = field(default_factory=dict)
+    rounding: int = 0
+    unpacked: Callable[[Any, torch.Tensor, int, int], torch.Tensor] = as_it_is
+    video: bool = False
+    deaf: tuple[str, ...] = ()
+
+
+def ragged_mask(batch: int, length: int) -> torch.Tensor:
+    """(B, length) int64: rows end one and two tokens earlier in turn; the first one is whole."""
+    mask = torch.ones(batch, length, dtype=torch.int64)
+    for index in range(batch):
+        mask[index, length - index % 3 :] = 0
+    return mask
