@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["generate", "train"]
+__all__ = ["generate", "plan", "train"]
 
 # diffusers imports bitsandbytes where it is installed, which warns of an inference kernel that nothing here would use.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

@@ -55,6 +55,7 @@ def _run(arguments: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"blockskip {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True, parser_class=_Parser)
     _add_train(verbs)
+    _add_plan(verbs)
     _add_generate(verbs)
     _add_demo(verbs)
     known, unknown = parser.parse_known_args(arguments)
@@ -80,6 +81,33 @@ def _add_train(verbs: Any) -> None:
         usage="blockskip train [--config FILE] [--model M] [--images FOLDER] [--prompt TEXT] [--output FOLDER] ...",
     )  # fmt: skip
     parser.set_defaults(call=_train)
+    _add_settings(parser)
+
+
+def _add_plan(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "plan", help="tell memory, disk and work of a run before it", allow_abbrev=False,
+        description="Tell what `blockskip train` would take with the same settings: memory of the device and of the "
+        "host, disk and work of each phase. Needs no weights, GPU, pictures or output folder; --model may also be a "
+        "transformer's config.json. The plan is for this machine's accelerator, without one for CUDA, or for --device.",
+        usage="blockskip plan [--config FILE] [--model M] [--resolution N] [--skip X] [--compare] [--json] ...",
+    )  # fmt: skip
+    parser.set_defaults(call=_plan)
+    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="beside plain LoRA and the paper's ratios of 30, 40 and 50%%",
+    )
+    parser.add_argument("--chart", type=Path, metavar="FILE", help="with --compare: draw it (.png, .svg or .pdf)")
+    parser.add_argument(
+        "--measure", action="store_true", help="time single blocks on this machine, and estimate seconds from them"
+    )
+    _add_settings(parser)
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """--config, and every key of a run as an option."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
     common = parser.add_argument_group("in short")
     keys = leaves()
@@ -89,7 +117,7 @@ def _add_train(verbs: Any) -> None:
         also = f" (the same as --{name.replace('_', '-')})" if "." in name else ""
         help = item.metadata["help"].replace("%", "%%") + also
         common.add_argument(option, dest=name, default=argparse.SUPPRESS, metavar=_kind(hint), help=help)
-    group = parser
+    group: Any = parser
     for name, (hint, item) in keys.items():
         section = name.partition(".")[0]
         if "." not in name:
@@ -145,16 +173,33 @@ def _add_demo(verbs: Any) -> None:
 
 
 def _train(given: argparse.Namespace) -> int:
+    from_flat(values := _values(given))  # wrong settings are told before the libraries are imported
+    from blockskip.run import configured, train
+
+    result = train(configured(values))
+    print(f"LoRA: {result.adapter}\nReport: {result.output / 'report.html'}")
+    return 0
+
+
+def _values(given: argparse.Namespace) -> dict[str, Any]:
+    """The file's settings, and over them the options."""
     values: dict[str, Any] = read_toml(given.config) if given.config else {}
     hints = leaves()
     for name, value in vars(given).items():
-        if name in hints and name not in ("call", "verb"):
+        if name in hints:
             values[name] = _typed(name, value, hints[name][0])
-    config = from_flat(values)
-    from blockskip.run import train
+    return values
 
-    result = train(config)
-    print(f"LoRA: {result.adapter}\nReport: {result.output / 'report.html'}")
+
+def _plan(given: argparse.Namespace) -> int:
+    if given.chart is not None and not given.compare:
+        raise UserError("--chart draws the comparison; give --compare as well.")
+    from_flat(values := _values(given))
+    from blockskip.planner import command
+    from blockskip.run import configured
+
+    config = configured(values, planned=True)
+    print(command.plan(config, compare=given.compare, chart=given.chart, measure=given.measure, as_json=given.json))
     return 0
 
 

@@ -143,6 +143,15 @@ class PreviewConfig:
 
 
 @dataclass(frozen=True)
+class MemoryConfig:
+    """[memory]: what a run may take; settings that are left open are chosen so that every phase fits."""
+
+    device: str | None = option(None, "device memory, 8GiB for example; on a CPU all memory of the run")
+    host: str | None = option(None, "host memory above the process after its imports")
+    disk: str | None = option(None, "disk space for what the run writes")
+
+
+@dataclass(frozen=True)
 class Config:
     """Everything a run is made from. Field by field the resolved form is written to ``<output>/config.toml``."""
 
@@ -156,3 +165,4 @@ class Config:
     train: TrainConfig = TrainConfig()
     features: FeaturesConfig = FeaturesConfig()
     preview: PreviewConfig = PreviewConfig()
+    memory: MemoryConfig = MemoryConfig()

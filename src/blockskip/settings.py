@@ -21,7 +21,7 @@ from blockskip.errors import UserError
 SHORT = {
     "model": "model.path", "images": "data.images", "prompt": "data.prompt", "output": "output", "steps": "train.steps",
     "resolution": "data.resolution", "skip": "skip.ratio", "rank": "lora.rank", "seed": "train.seed",
-    "device": "train.device",
+    "device": "train.device", "memory": "memory.device", "host-memory": "memory.host", "disk": "memory.disk",
 }  # fmt: skip
 
 

@@ -87,21 +87,21 @@ def test_stored_features_are_those_of_one_forward_pass(
     source: ModelSource = request.getfixturevalue(name)
     batches, split, store = groups_of(source), Split(*pair), GroupStore(tmp_path)
     sizes: list[int] = []
-    run_window = module._Window.__call__
+    run_window = module.Window.__call__
 
     def counted(self: Any, groups: list[Input], *args: Any) -> None:
         sizes.append(len(groups))
         run_window(self, groups, *args)
 
-    monkeypatch.setattr(module._Window, "__call__", counted)
+    monkeypatch.setattr(module.Window, "__call__", counted)
     measured: list[int] = []
-    group_bytes = module._Window.group_bytes
+    group_bytes = module.Window.group_bytes
 
     def told(self: Any, first: Input) -> int:
         measured.append(group_bytes(self, first))
         return 100
 
-    monkeypatch.setattr(module._Window, "group_bytes", told)
+    monkeypatch.setattr(module.Window, "group_bytes", told)
     expected = expected_features(source, batches, split, ConstantResidual(), dtype)
     room = {"one group": 1, "two groups": 250, "all": 1 << 30}[window]
     store_features(source, batches, split, store, window_bytes=room, dtype=dtype)

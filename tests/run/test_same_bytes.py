@@ -139,13 +139,13 @@ def test_a_pool_is_cycled(flux_runs: Runs) -> None:
 @pytest.mark.parametrize("window", ["1B", "50kB", "1GiB"])
 def test_the_window_changes_nothing(runs: Runs, window: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
-    original = precompute._Window.__call__
+    original = precompute.Window.__call__
 
     def spy(self: Any, window: list[Any], *args: Any) -> None:
         sizes.append(len(window))
         original(self, window, *args)
 
-    monkeypatch.setattr(precompute._Window, "__call__", spy)
+    monkeypatch.setattr(precompute.Window, "__call__", spy)
     run = runs(features__window=window, features__keep=True)
     assert run.adapter == runs.once().adapter
     assert sum(sizes) == STEPS * ACCUMULATION

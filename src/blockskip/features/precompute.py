@@ -103,7 +103,7 @@ def precompute(
     done = 0
     steps = len(missing) * (num_blocks if stop is None else stop)
     with progress(steps, "precompute") as bar, store.write_behind() as write:
-        run = _Window(transformer, source, split, rule, stop, dtype, device, guidance)
+        run = Window(transformer, source, split, rule, stop, dtype, device, guidance)
         size = max(1, window_bytes // run.group_bytes(read(missing[0])))
         while done < len(missing):
             window = [read(index) for index in missing[done : done + size]]
@@ -115,7 +115,7 @@ def precompute(
 
 
 @dataclass
-class _Window:
+class Window:
     """Groups that go through the blocks together."""
 
     transformer: StreamedTransformer

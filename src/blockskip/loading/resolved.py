@@ -55,6 +55,21 @@ def resolved(config: Config, source: ModelSource, full: int, resolution: int, de
     return dataclasses.replace(config, model=model, data=data, sigma=sigma, lora=lora, train=train)
 
 
+def conflicts(config: Config) -> list[str]:
+    """Sentences about settings that no run can have, whatever its model and device."""
+    found = []
+    if config.model.dtype == "float16":
+        found.append('model.dtype = "float16" is too narrow to train in; use "bfloat16" or "float32".')
+    if config.train.stream_middle and config.model.quantization != "none":
+        found.append(
+            f'train.stream_middle reads the unquantised base and model.quantization = "{config.model.quantization}" '
+            "keeps the quantised one; use one of the two."
+        )
+    if config.data.class_images and not config.data.class_prompt:
+        found.append("data.class_images needs data.class_prompt, the caption of the class pictures.")
+    return found
+
+
 def stored_split(config: Config, split: Split) -> Split:
     """The part of a split that stored features stand in for: a streamed tail is run, and needs none."""
     return Split(split.front, 0) if config.skip.tail_mode == "stream" else split

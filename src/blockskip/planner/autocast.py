@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 #: Functions of transformers and autoencoders that CUDA's autocast runs in float32 (torch's table "CUDA ops that
@@ -36,3 +39,20 @@ class CudaAutocast(TorchFunctionMode):
 def _wide(value: Any) -> Any:
     narrow = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
     return value.float() if narrow else value
+
+
+def like_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """What a device does otherwise than the CPU, for what runs inside."""
+    return CudaAutocast() if device.type == "cuda" else contextlib.nullcontext()
+
+
+def run_like(module: nn.Module, device: torch.device) -> None:
+    """Let a module always run as on a device: a backward pass that computes it anew leaves every mode behind."""
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def within(*args: Any, **kwargs: Any) -> Any:
+        with like_device(device):
+            return forward(*args, **kwargs)
+
+    module.forward = within  # type: ignore[method-assign]

@@ -63,13 +63,19 @@ class LiveBytes(TorchDispatchMode):
             self._add(storage, role, again=True)
 
     def tag_module(self, module: nn.Module, role: str = "weights") -> None:
-        """Give a module's parameters and buffers a role."""
-        self.tag([*module.parameters(), *module.buffers()], role)
+        """Give a module's parameters and buffers a role, and the tensors that it holds as plain attributes."""
+        self.tag([*module.parameters(), *module.buffers(), *tables(module)], role)
 
     def watch_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Count the gradients of parameters as such from the moment in which they are accumulated."""
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(lambda value: self.tag([value.grad], "gradients"))
+
+    def add_to_peaks(self, size: int) -> None:
+        """Raise the peaks by activations that were there and not counted: those of calls like the one that was run."""
+        self.device_peak += size
+        self.pool_peak += size
+        self.device_split["activations"] += size
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -110,10 +116,15 @@ class LiveBytes(TorchDispatchMode):
         self.now[role] -= size
 
 
+def tables(module: nn.Module) -> list[torch.Tensor]:
+    """Tensors that a module's parts hold beside parameters and buffers (positions of Qwen-Image)."""
+    return [value for part in module.modules() for value in vars(part).values() if isinstance(value, torch.Tensor)]
+
+
 def _storages(values: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
     for value in values:
-        if not isinstance(value, torch.Tensor):
-            continue
+        if not isinstance(value, torch.Tensor) or value.device.type == "meta":
+            continue  # nothing is held without memory; fake tensors are of the device that they stand for
         if is_traceable_wrapper_subclass(value):
             names, _ = value.__tensor_flatten__()
             yield from _storages(getattr(value, name) for name in names)

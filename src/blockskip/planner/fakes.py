@@ -11,14 +11,26 @@ from typing import Any
 import torch
 from peft.tuners.lora import LoraLayer
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from blockskip.adapters.lora import add_lora
 from blockskip.loading.quantized import empty_quantized, linear_layers
 from blockskip.method.skipping import SkippedModel, install_stubs
 from blockskip.method.streaming import install_streamed
-from blockskip.planner.counting import LiveBytes
+from blockskip.planner.autocast import run_like
+from blockskip.planner.counting import LiveBytes, tables
 from blockskip.planner.parts import empty_part, fake
 from blockskip.planner.setting import Setting
+
+
+class Different(TorchFunctionMode):
+    """Inside, no two tensors are equal: fake ones have no values to compare."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call the function, unless it compares."""
+        return False if func is torch.equal else func(*args, **(kwargs or {}))
 
 
 class FakeBlocks:
@@ -77,6 +89,8 @@ class FakeTraining:
         model = empty_part(setting.source, "transformer", setting.dtype)
         blocks = layout.blocks(model)
         self.skipped = SkippedModel(model, layout, setting.stored, setting.rule)
+        middle = (blocks[index] for index in setting.split.middle(setting.num_blocks))
+        self.largest_tensor = max(value.numel() for block in middle for value in block.parameters())
         if config.model.quantization != "none":
             for index in setting.split.middle(setting.num_blocks):
                 for name, layer in linear_layers(blocks[index]).items():
@@ -85,6 +99,8 @@ class FakeTraining:
         streamed = {index: blocks[index] for index in setting.streamed}
         self._visiting = {index: _shapes(block) for index, block in streamed.items()}
         self.block_parameters = max((_count(blocks[index]) for index in range(len(blocks))), default=0)
+        for index in {*setting.split.middle(setting.num_blocks), *streamed}:
+            run_like(blocks[index], setting.device)
         install_streamed(model, layout, streamed, self._read)
         lora = config.lora
         assert lora.lora_alpha is not None
@@ -109,20 +125,22 @@ class FakeTraining:
         fake(self.model, leave=self._away)
         parameters = [value for name, value in sorted(self.model.named_parameters()) if "lora_" in name]
         self._live.tag([value for value in self.model.parameters() if id(value) not in self._away], "weights")
-        self._live.tag(self.model.buffers(), "weights")
+        self._live.tag([*self.model.buffers(), *tables(self.model)], "weights")
         self._live.tag(parameters, "adapters")
         self._live.watch_gradients(parameters)
         return parameters
 
     def kept(self) -> int:
-        """How many frozen values stay in memory."""
+        """How many frozen values stay in memory as the file has them: without those that are packed."""
         frozen = (v for v in self.model.parameters() if not v.requires_grad and id(v) not in self._away)
-        return sum(value.numel() for value in frozen)
+        return sum(value.numel() for value in frozen if value.is_floating_point())
 
 
 @contextmanager
-def visiting_layers(model: nn.Module, names: list[str], live: LiveBytes) -> Iterator[None]:
+def visiting_layers(model: nn.Module, names: list[str], live: LiveBytes) -> Iterator[list[int]]:
     """Layers that have tensors only while they run; entered where tensors are fake and counted.
+
+    What is given is filled with the bytes of activations that wait ahead of each layer.
 
     Args:
         model: without memory; everything outside the layers becomes fake.
@@ -134,8 +152,10 @@ def visiting_layers(model: nn.Module, names: list[str], live: LiveBytes) -> Iter
     live.tag([value for value in model.parameters() if id(value) not in away], "weights")
     live.tag(model.buffers(), "weights")
     held: dict[int, Mapping[str, nn.Parameter]] = {}
+    waiting: list[int] = []
 
     def arrive(layer: nn.Module, *_: Any) -> None:
+        waiting.append(live.now["activations"])
         held[id(layer)] = dict(layer.named_parameters())
         with live.role("weights"):
             fake(layer)
@@ -148,7 +168,7 @@ def visiting_layers(model: nn.Module, names: list[str], live: LiveBytes) -> Iter
     handles = [layer.register_forward_pre_hook(arrive) for layer in layers]
     handles += [layer.register_forward_hook(leave) for layer in layers]
     try:
-        yield
+        yield waiting
     finally:
         for handle in handles:
             handle.remove()

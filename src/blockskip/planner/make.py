@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import diffusers
 import peft
@@ -62,8 +64,8 @@ def make_plan(setting: Setting, remarks: tuple[str, ...] = (), *, remember: bool
 
 def _count(setting: Setting, remarks: tuple[str, ...]) -> Plan:
     adapters = FrozenAdapters(setting.config.model.base_adapters) if setting.config.model.base_adapters else None
-    text_plan, text = phases.encode_text(setting)
-    pictures = phases.encode_pictures(setting)
+    text_plan, text = _once("text", setting, phases.encode_text, ("data.text_length", "model.stream_text_encoders"))
+    pictures = _once("pictures", setting, phases.encode_pictures, ("data.full_resolution", "train.batch_size"))
     features_plan, features = phases.precompute(setting, text, adapters)
     train, adapter = phases.train(setting, text, features, adapters)
     found = {
@@ -79,6 +81,22 @@ def _count(setting: Setting, remarks: tuple[str, ...]) -> Plan:
         setting.source.name, setting.device.type, str(setting.dtype).removeprefix("torch."), split, setting.num_blocks,
         _settings(setting), found, remarks,
     )  # fmt: skip
+
+
+#: Results of phases that many plans of one process share: fitting to a budget changes one setting after another.
+_known: dict[tuple[object, ...], Any] = {}
+
+
+def _once(name: str, setting: Setting, count: Callable[[Setting], Any], keys: tuple[str, ...]) -> Any:
+    """The result of a phase that depends on these keys, and on what is part of every plan."""
+    flat = to_flat(setting.config)
+    key = (
+        name, str(setting.source.folder), setting.device.type, setting.dtype, setting.size, setting.groups,
+        setting.captions, *(flat[item] for item in keys),
+    )  # fmt: skip
+    if key not in _known:
+        _known[key] = count(setting)
+    return _known[key]
 
 
 def _settings(setting: Setting) -> dict[str, object]:

@@ -37,6 +37,8 @@ def empty_part(source: ModelSource, part: str, dtype: torch.dtype) -> Any:
             model = cls(AutoConfig.from_pretrained(source.folder / part))
         else:
             model = cls.from_config(source.config(part))
+    if library == "transformers":
+        model.tie_weights()  # what was tied came apart on its way to the meta device
     cast(model, dtype)
     return model.requires_grad_(False).eval()
 
@@ -47,13 +49,15 @@ def cast(model: nn.Module, dtype: torch.dtype) -> None:
     kept = strict | (
         set(getattr(model, "_keep_in_fp32_modules", None) or ()) if hasattr(model, "config_name") else set()
     )
+    made: dict[nn.Parameter, nn.Parameter] = {}
     for name, module in model.named_modules():
         for leaf, value in module._parameters.items():
             if value is None or not value.is_floating_point():
                 continue
-            parts = [*name.split("."), leaf]
-            wanted = torch.float32 if kept & set(parts) else dtype
-            module._parameters[leaf] = nn.Parameter(value.detach().to(wanted), requires_grad=value.requires_grad)
+            if value not in made:  # what is tied stays tied
+                wanted = torch.float32 if kept & {*name.split("."), leaf} else dtype
+                made[value] = nn.Parameter(value.detach().to(wanted), requires_grad=value.requires_grad)
+            module._parameters[leaf] = made[value]
         for leaf, buffer in module._buffers.items():
             if isinstance(buffer, torch.Tensor) and buffer.is_floating_point() and leaf in _persistent(module):
                 module._buffers[leaf] = buffer.to(dtype)
@@ -82,11 +86,14 @@ def fake(model: nn.Module, leave: Collection[int] = ()) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+        for name, table in list(vars(module).items()):
+            if isinstance(table, torch.Tensor):  # some models keep tables of positions outside their buffers
+                vars(module)[name] = torch.empty(table.shape, dtype=table.dtype)
 
 
 def module_bytes(model: nn.Module) -> int:
-    """Bytes of all parameters."""
-    return sum(value.numel() * value.element_size() for value in model.parameters())
+    """Bytes of all parameters and buffers."""
+    return sum(value.numel() * value.element_size() for value in [*model.parameters(), *model.buffers()])
 
 
 def stored_dtype(source: ModelSource, part: str) -> torch.dtype:

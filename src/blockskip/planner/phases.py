@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from blockskip.adapters.frozen import FrozenAdapters
 from blockskip.families import Text, stack_text
-from blockskip.loading.encoders import layer_names
+from blockskip.features.precompute import Input, Window
+from blockskip.loading.encoders import TOGETHER, layer_names
+from blockskip.method.ahead import AheadOfBlocks
 from blockskip.method.layout import State
 from blockskip.method.skipping import Features, run_block, run_head, span_features
-from blockskip.planner.autocast import CudaAutocast
+from blockskip.planner.autocast import like_device
 from blockskip.planner.counting import HOST, LiveBytes
-from blockskip.planner.fakes import FakeBlocks, FakeTraining, visiting_layers
+from blockskip.planner.fakes import Different, FakeBlocks, FakeTraining, visiting_layers
 from blockskip.planner.parts import empty_part, fake, fake_tensors, stored_dtype
 from blockskip.planner.plan import PhasePlan, counted
 from blockskip.planner.setting import Setting, disk_limit, window_bytes
 from blockskip.precision import compute
+from blockskip.store.behind import THREADS, WAITING
 from blockskip.training.optimizer import make_optimizer
 from blockskip.training.step import MicroBatch, training_loss
 
@@ -42,8 +47,7 @@ def bytes_of(tensors: Mapping[str, torch.Tensor]) -> int:
 @contextlib.contextmanager
 def kernel(setting: Setting) -> Iterator[None]:
     """The surroundings of a kernel on the planned device."""
-    cuda = CudaAutocast() if setting.device.type == "cuda" else contextlib.nullcontext()
-    with cuda, compute(CPU, setting.dtype):
+    with like_device(setting.device), compute(CPU, setting.dtype):
         yield
 
 
@@ -97,12 +101,14 @@ def encode_text(setting: Setting) -> tuple[PhasePlan, Text]:
         largest = max(
             (sum(v.numel() for v in encoder.get_submodule(name).parameters()) for name in names), default=total
         )
-        with fakes, live, _placed(encoder, names, live), torch.no_grad(), kernel(setting):
+        with fakes, live, _placed(encoder, names, live) as waiting, torch.no_grad(), kernel(setting):
             live.reset_peaks()
             ids = {
                 name: torch.ones(1, min(count, longest or count), dtype=torch.int64) for name, count in counts.items()
             }
             text |= family.encode_text({part: encoder}, ids)
+        if waiting:  # the other prompts that share the reading of a layer wait ahead of it, or of the next one
+            live.add_to_peaks((min(TOGETHER, setting.captions) - 1) * max(waiting))
         flops += live.flops
         read += total
         host = loading(setting, part, total, largest)
@@ -120,14 +126,14 @@ def encode_text(setting: Setting) -> tuple[PhasePlan, Text]:
 
 
 @contextlib.contextmanager
-def _placed(encoder: nn.Module, layers: list[str], live: LiveBytes) -> Iterator[None]:
+def _placed(encoder: nn.Module, layers: list[str], live: LiveBytes) -> Iterator[list[int]]:
     if layers:
-        with visiting_layers(encoder, layers, live):
-            yield
+        with visiting_layers(encoder, layers, live) as waiting:
+            yield waiting
         return
     fake(encoder)
     live.tag_module(encoder)
-    yield
+    yield []
 
 
 def encode_pictures(setting: Setting) -> PhasePlan:
@@ -179,9 +185,13 @@ def precompute(setting: Setting, text: Text, adapters: FrozenAdapters | None = N
             state: State | None = None
             front: State | None = None
             entered = tail = head = None
-            largest = 0
+            largest, ahead, outputs = 0, AheadOfBlocks(blocks.model, layout), list[Any]()
             for index in range(setting.num_blocks if stop is None else stop):
-                kind = (blocks.kind(index), state and {name: tuple(value.shape) for name, value in state.items()})
+                kind = (
+                    min(index, 2),
+                    blocks.kind(index),
+                    state and {name: tuple(value.shape) for name, value in state.items()},
+                )
                 key = repr(kind)
                 edge = index in (split.front - 1, setting.num_blocks - split.tail)
                 if key not in seen or edge:
@@ -190,9 +200,12 @@ def precompute(setting: Setting, text: Text, adapters: FrozenAdapters | None = N
                         largest = max(largest, sum(value.numel() for value in block.parameters()))
                         if adapters is not None:
                             adapters.attach(block, layout.names(blocks.model)[index])
-                        state, entered = run_block(
-                            blocks.model, layout, index, _here(setting, state), _inputs(setting, text)
-                        )
+                        with _ahead(setting, ahead, outputs, index):
+                            state, entered = run_block(
+                                blocks.model, layout, index, _here(setting, state), _inputs(setting, text)
+                            )
+                    if index == 1:
+                        live.tag([value for value in tree_leaves(outputs) if isinstance(value, torch.Tensor)], HOST)
                     seen[key] = live.flops - before
                     state = _away(live, state)
                 else:
@@ -203,13 +216,12 @@ def precompute(setting: Setting, text: Text, adapters: FrozenAdapters | None = N
                 )
             assert state is not None
             if stop is None:
-                with kernel(setting):
+                with kernel(setting), _ahead(setting, ahead, outputs, setting.num_blocks):
                     _, head = run_head(blocks.model, layout, _here(setting, state) or {}, _inputs(setting, text))
             features = span_features(layout, setting.rule, front, tail, head)
-            latents, noise, _, own = _group(setting, text)
-        waiting = bytes_of({"latents": latents, "noise": noise, **own})
-        kept = 1 + bool(split.front and setting.rule.uses_front) + bool(split.tail)
-        group = kept * bytes_of(state) + waiting
+        window_of = Window(blocks, source, split, setting.rule, stop, setting.dtype, CPU, setting.guidance)
+        with like_device(setting.device), Different():
+            group = window_of.group_bytes(Input("", *_group(setting, text)))
         total = sum(value.numel() for block in blocks.empty.values() for value in block.parameters())
     window = min(setting.groups, max(1, window_bytes(setting) // group))
     windows = -(-setting.groups // window)
@@ -217,13 +229,30 @@ def precompute(setting: Setting, text: Text, adapters: FrozenAdapters | None = N
     limit = disk_limit(setting)
     host = loading(setting, "transformer", total, largest)
     host |= {"window of states": window * group, "encoded text": setting.captions * bytes_of(text)}
+    if windows > 1:  # groups of the window before may still be on their way to the disk
+        host["written groups"] = min(window, THREADS + WAITING) * bytes_of(features)
     if setting.pool:  # the group that was run is one of the window
-        host["window of states"] -= min(window * group, kept * bytes_of(state))
+        host["window of states"] -= min(window * group, bytes_of(state))
     return finish(
         setting, live, host, disk_bytes=stored if limit is None else min(stored, limit),
         read_bytes=windows * total * stored_dtype(source, "transformer").itemsize,
         flops_forward=setting.groups * live.flops,
     ), features  # fmt: skip
+
+
+@contextlib.contextmanager
+def _ahead(setting: Setting, ahead: AheadOfBlocks, outputs: list[Any], index: int) -> Iterator[None]:
+    """As the streamed transformer does: what precedes the blocks is computed in passes 0 and 1 and then given."""
+    if index == 0:
+        yield
+    elif index == 1:
+        with Different(), ahead.kept() as kept:
+            yield
+        outputs += kept
+    else:
+        here = outputs if setting.pool else tree_map_only(torch.Tensor, torch.clone, outputs)
+        with ahead.given(here, CPU):
+            yield
 
 
 def _inputs(setting: Setting, text: Text) -> dict[str, object]:
@@ -290,9 +319,11 @@ def train(
         kept, block = training.kept(), training.block_parameters
     steps = config.train.steps * accumulation
     quantized = config.model.quantization != "none"
-    mapped = block if setting.streamed or quantized else kept
+    largest = training.largest_tensor if quantized else block if setting.streamed else 0
     group = bytes_of(features) + bytes_of({"latents": latents})
-    host = loading(setting, "transformer", kept, mapped)
+    host = loading(setting, "transformer", kept, max(kept, largest))
+    if quantized and not host:  # the one that is being quantised; the others are the file itself
+        host = {"weights file": largest * stored_dtype(source, "transformer").itemsize}
     host |= {"read ahead": (AHEAD + 1) * group, "encoded text": setting.captions * bytes_of(text)}
     reads = 2 * len(setting.streamed) * block * stored_dtype(source, "transformer").itemsize
     return finish(

@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 
 from blockskip.measure import PhaseRecord
 from blockskip.report.content import SERIES, Report, RunFacts
-from blockskip.report.units import duration, size
+from blockskip.units import duration, size
 
 #: Colours that stand for the page's own: each is replaced by ``var(--name)``.
 COLOURS = {"ink": "#0a0b01", "muted": "#0a0b02", "line": "#0a0b03"}

@@ -15,8 +15,8 @@ from blockskip.report.content import Column, Report
 from blockskip.report.pictures import data_uri
 from blockskip.report.settings import without_paths
 from blockskip.report.table import headlines, notes, table
-from blockskip.report.units import duration, size
 from blockskip.report.wording import clean, shorten
+from blockskip.units import duration, size
 
 
 @dataclass(frozen=True)

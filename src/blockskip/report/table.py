@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from blockskip.measure import PhaseRecord
 from blockskip.report.content import Column, Report, RunFacts
-from blockskip.report.units import change, count, duration, size
 from blockskip.report.wording import shorten
+from blockskip.units import change, count, duration, size
 
 NONE = "-"
 #: What the figures of memory mean; shown below either table.

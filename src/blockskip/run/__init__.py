@@ -1,7 +1,7 @@
 """One run, from pictures to an adapter: the phases in order, and the functions that Python programs call."""
 
-from blockskip.run.api import generate, train
+from blockskip.run.api import configured, generate, plan, train
 from blockskip.run.job import RunResult, run
 from blockskip.run.prepare import Prepared, prepare
 
-__all__ = ["Prepared", "RunResult", "generate", "prepare", "run", "train"]
+__all__ = ["Prepared", "RunResult", "configured", "generate", "plan", "prepare", "run", "train"]

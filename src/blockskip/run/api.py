@@ -1,9 +1,11 @@
-"""What Python programs call: ``blockskip.train`` and ``blockskip.generate``."""
+"""What Python programs call: ``blockskip.train``, ``blockskip.plan`` and ``blockskip.generate``."""
 
 from __future__ import annotations
 
 import functools
+import sys
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,16 @@ from blockskip.encoding.text import encode_prompts
 from blockskip.errors import UserError
 from blockskip.loading.source import open_model
 from blockskip.loading.transformer import empty_transformer
+from blockskip.planner.fitting import config_of, given_keys
+from blockskip.planner.plan import Plan
+from blockskip.planner.request import make_request
 from blockskip.precision import resolve_device, resolve_dtype
 from blockskip.preview.draw import Drawing, draw
 from blockskip.progress import say
 from blockskip.run.job import RunResult, run
 from blockskip.run.prepare import prepare
 from blockskip.run.summary import write_run_report
-from blockskip.settings import SHORT, from_flat, leaves
+from blockskip.settings import SHORT, leaves
 
 
 def train(config: Config | None = None, **settings: Any) -> RunResult:
@@ -36,18 +41,25 @@ def train(config: Config | None = None, **settings: Any) -> RunResult:
         UserError: the settings, the model or the pictures cannot be used; nothing was loaded.
         RunError: the run cannot go on; its checkpoints are whole.
     """
-    if config is not None and settings:
-        raise UserError("Give either a config or settings, not both.")
-    if config is None:
-        config = from_flat(
-            {SHORT.get(name, name.replace("__", ".")): _plain(value) for name, value in settings.items()}
-        )
-    result = run(prepare(config))
+    result = run(prepare(_config(config, settings)))
     try:
         write_run_report(result)
     except Exception as error:  # the adapter is whole: what describes it must not make the run a failure
         say(f"Warning: the report could not be written ({type(error).__name__}: {error}).")
     return result
+
+
+def plan(config: Config | None = None, **settings: Any) -> Plan:
+    """What a run would take, phase by phase: device and host memory, disk, work. Nothing is loaded or trained.
+
+    Args:
+        config, settings: as of ``train``; neither pictures nor an output folder are needed, and ``model`` may also be a
+            transformer's ``config.json``. With ``device="auto"`` the plan is for CUDA where there is no accelerator.
+
+    Raises:
+        UserError: the settings, the model or the pictures cannot be used.
+    """
+    return make_request(_config(config, settings, planned=True)).plan()
 
 
 def generate(
@@ -128,6 +140,35 @@ def _saved_settings(folder: Path) -> dict[str, Any]:
                 return {}
             return model if isinstance(model, dict) else {}
     return {}
+
+
+def configured(values: Mapping[str, Any], *, planned: bool = False) -> Config:
+    """The config of dotted keys; where they name a budget (``memory.*``), what was chosen for it is told.
+
+    Args:
+        planned: for a plan, whose device need not be there.
+
+    Raises:
+        UserError: a value cannot be used, or nothing fits the budget.
+    """
+    device = None if planned else resolve_device(str(values.get("train.device", "auto")))
+    config, chosen = config_of(values, device)
+    for line in chosen:
+        if planned:
+            print(line, file=sys.stderr)  # the plan alone is on standard output
+        else:
+            say(line)
+    return config
+
+
+def _config(config: Config | None, settings: dict[str, Any], planned: bool = False) -> Config:
+    if config is not None and settings:
+        raise UserError("Give either a config or settings, not both.")
+    if config is not None:
+        values = given_keys(config)
+    else:
+        values = {SHORT.get(name, name.replace("__", ".")): _plain(value) for name, value in settings.items()}
+    return configured(values, planned=planned)
 
 
 def _plain(value: Any) -> Any:

@@ -19,7 +19,7 @@ from blockskip.data.schedule import Schedule, make_schedule
 from blockskip.errors import UserError
 from blockskip.features.rules import load_rule
 from blockskip.loading.quantized import check_quantization
-from blockskip.loading.resolved import resolutions, resolved, split_of, stored_split, streamed_blocks
+from blockskip.loading.resolved import conflicts, resolutions, resolved, split_of, stored_split, streamed_blocks
 from blockskip.loading.source import ModelSource, open_model
 from blockskip.loading.transformer import empty_transformer
 from blockskip.method.skipping import SkipRule
@@ -94,7 +94,7 @@ class Prepared:
         """Of every setting, and of the pictures, that a continued run must share with what was done before."""
         flat = to_flat(self.config)
         kept = {name: repr(value) for name, value in flat.items()
-                if name not in MAY_CHANGE and not name.startswith("preview.")}  # fmt: skip
+                if name not in MAY_CHANGE and not name.startswith(("preview.", "memory."))}  # fmt: skip
         pictures = [[item.sha256, item.caption, item.is_class] for item in self.schedule.pictures]
         kept["the pictures and captions"] = hashlib.sha256(json.dumps(pictures).encode()).hexdigest()
         kept["the rule's file"] = self.rule_identity
@@ -128,14 +128,8 @@ def prepare(config: Config) -> Prepared:
     window = attempt(size_in_bytes, "features.window", config.features.window)
     disk = attempt(size_in_bytes, "features.disk", config.features.disk) if config.features.disk else None
     attempt(check_quantization, config.model.quantization)
-    if config.train.stream_middle and config.model.quantization != "none":
-        problems.append(
-            f'train.stream_middle reads the unquantised base and model.quantization = "{config.model.quantization}" '
-            "keeps the quantised one; use one of the two."
-        )
+    problems += conflicts(config)
     adapters = attempt(FrozenAdapters, config.model.base_adapters)
-    if config.data.class_images and not config.data.class_prompt:
-        problems.append("data.class_images needs data.class_prompt, the caption of the class pictures.")
     source = attempt(open_model, config.model.path, config.model.revision)
     found = None if source is None else attempt(resolutions, config, source)
     full, resolution = found or (8, 8)  # the pictures are looked at all the same: all problems are told at once
@@ -152,8 +146,6 @@ def prepare(config: Config) -> Prepared:
         raise UserError(problems)
     model = empty_transformer(source)
     layout = source.family.layout
-    if config.model.dtype == "float16":
-        problems.append('model.dtype = "float16" is too narrow to train in; use "bfloat16" or "float32".')
     split = attempt(split_of, config, layout.count(model))
     targets: list[str] = []
     if split is not None:

@@ -46,3 +46,11 @@ def change(value: float, reference: float) -> str:
     """How the value differs from the reference: ``-55%``, ``+12%``, ``same``."""
     percent = round(100 * (value / reference - 1)) if reference else 0
     return f"{percent:+d}%" if percent else "same"
+
+
+def work(operations: int) -> str:
+    """``812 FLOP``, ``9.51 TFLOP``, ``21.4 PFLOP``: floating-point operations."""
+    for scale, unit in ((10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M")):
+        if operations >= 0.9995 * scale:
+            return f"{operations / scale:.{_decimals(operations / scale)}f} {unit}FLOP"
+    return f"{operations} FLOP"

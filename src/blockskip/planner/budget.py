@@ -1,0 +1,248 @@
+"""Settings fitted to a budget: changes are made in a fixed order until the plan fits.
+
+What costs no quality comes first, then what costs little, then the skip ratio, then time:
+
+    preview.stream, preview size                   the preview alone
+    model.stream_text_encoders                     text, for the time to read the layers
+    features.window                                host memory, for reading the weights more often
+    features.disk                                  disk, for alternating precompute and training
+    train.gradient_checkpointing                   a third more work in training
+    data.text_length 256, 128                      only if the captions are short enough
+    data.resolution                                half of what it was, 256 px at least
+    model.quantization int8, nf4                   the resident blocks alone
+    skip.ratio 0.4, 0.5                            from the 0.3 that a budget starts with
+    train.stream_middle                            trained blocks visit the device one by one
+
+A change is made only where a phase that it makes smaller is over the budget, and taken back where a later one made it
+needless. A key that the user set stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from blockskip.config import Config
+from blockskip.planner.plan import PhasePlan, Plan
+from blockskip.settings import from_flat, to_flat
+from blockskip.units import size
+
+#: The skip ratio that a budget starts with, if the user set none: the mildest of the paper's three.
+FIRST_RATIO = 0.3
+#: Those that follow.
+RATIOS = (0.4, 0.5)
+#: Windows of precompute, below the default.
+WINDOWS = ("512MiB", "256MiB", "128MiB", "64MiB")
+#: Pixels below which the training resolution is not lowered.
+LOWEST_RESOLUTION = 256
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes that a run may take; None is unlimited. Host memory counts above the process after its imports."""
+
+    device: int | None = None
+    host: int | None = None
+    disk: int | None = None
+
+    def misses(self, plan: Plan) -> list[str]:
+        """What of a plan is over the budget, one sentence each."""
+        found = []
+        for name, phase in plan.used().items():
+            if self.device is not None and phase.device_peak_bytes > self.device:
+                found.append(f"{name} takes {size(phase.device_peak_bytes)} of device memory of {size(self.device)}")
+            if self.host is not None and phase.host_peak_bytes > self.host:
+                found.append(f"{name} takes {size(phase.host_peak_bytes)} of host memory of {size(self.host)}")
+        if self.disk is not None and plan.disk_bytes > self.disk:
+            found.append(f"the run writes {size(plan.disk_bytes)} of disk space of {size(self.disk)}")
+        return found
+
+    def over(self, plan: Plan) -> dict[str, PhasePlan]:
+        """The phases that need more device or host memory than there is."""
+        device, host = self.device or 2**62, self.host or 2**62
+        return {
+            name: phase
+            for name, phase in plan.used().items()
+            if phase.device_peak_bytes > device or phase.host_peak_bytes > host
+        }
+
+    def over_disk(self, plan: Plan) -> bool:
+        """Whether the run writes more than it may."""
+        return self.disk is not None and plan.disk_bytes > self.disk
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One change that was made to fit.
+
+    Args:
+        key: the setting.
+        value: what it became.
+        reason: what did not fit before.
+    """
+
+    key: str
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What fitting found.
+
+    Args:
+        config: with the changes, those of the smallest plan if nothing fits.
+        plan: of that config.
+        choices: the changes in their order.
+        misses: what is over the budget even so; empty when it fits.
+        in_the_way: keys the user set that would otherwise have been changed.
+    """
+
+    config: Config
+    plan: Plan
+    choices: tuple[Choice, ...]
+    misses: tuple[str, ...]
+    in_the_way: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A change, and which phases it may make smaller; ``disk``: whether it makes the files smaller."""
+
+    values: dict[str, Any]
+    phases: frozenset[str]
+    disk: bool = False
+
+
+def fit(
+    config: Config, fixed: Collection[str], budget: Budget, plan: Callable[[Config], Plan], longest_caption: int = 128
+) -> Fitted:
+    """The first config in the fixed order whose plan is within the budget.
+
+    Args:
+        config: what the user gave, the rest at its defaults.
+        fixed: dotted keys that the user set.
+        plan: counts a config; ``make_plan`` of its setting.
+        longest_caption: tokens below which the text length is not cut.
+    """
+    if {"skip.front", "skip.tail"} & set(fixed):
+        fixed = {*fixed, "skip.ratio"}
+    if "skip.ratio" not in fixed and budget.device is not None:
+        config = _with(config, {"skip.ratio": FIRST_RATIO})
+    start, now = config, plan(config)
+    choices: list[Choice] = []
+    in_the_way: dict[str, None] = {}
+    for step in _ladder(now, longest_caption):
+        over = budget.over(now)
+        if not (over.keys() & step.phases) and not (step.disk and budget.over_disk(now)):
+            continue
+        held = [key for key in step.values if key in fixed]
+        if held:
+            in_the_way |= dict.fromkeys(held)
+            continue
+        if "train.stream_middle" in step.values and "model.quantization" in fixed:
+            in_the_way["model.quantization"] = None
+            continue
+        changed = _with(config, step.values)
+        after = plan(changed)
+        if _smaller(after, now, budget, step):
+            reason = budget.misses(now)[0]
+            choices = [choice for choice in choices if choice.key not in step.values]
+            choices += [Choice(key, value, reason) for key, value in step.values.items() if value != "none"]
+            config, now = changed, after
+    if not budget.misses(now):
+        config, now, choices = _undone(config, start, budget, plan, now, choices)
+    misses = tuple(budget.misses(now))
+    return Fitted(config, now, tuple(choices), misses, tuple(in_the_way) if misses else ())
+
+
+def _smaller(after: Plan, now: Plan, budget: Budget, step: _Step) -> bool:
+    """Whether a phase over the budget needs less after a change, or the files do."""
+    if step.disk and budget.over_disk(now) and after.disk_bytes < now.disk_bytes:
+        return True
+    for name in budget.over(now).keys() & step.phases:
+        one, other = after.phases[name], now.phases[name]
+        if budget.device is not None and one.device_peak_bytes < other.device_peak_bytes > budget.device:
+            return True
+        if budget.host is not None and one.host_peak_bytes < other.host_peak_bytes > budget.host:
+            return True
+    return False
+
+
+def _undone(
+    config: Config, start: Config, budget: Budget, plan: Callable[[Config], Plan], now: Plan, choices: list[Choice]
+) -> tuple[Config, Plan, list[Choice]]:
+    """Without the changes that later ones made needless, those that cost quality first."""
+    first = to_flat(start)
+    for key in (
+        "data.resolution",
+        "skip.ratio",
+        "model.quantization",
+        "data.text_length",
+        "train.gradient_checkpointing",
+    ):
+        if any(choice.key == key for choice in choices):
+            without = _with(config, {key: first[key]})
+            tried = plan(without)
+            if not budget.misses(tried):
+                config, now = without, tried
+                choices = [choice for choice in choices if choice.key != key]
+    return config, now, choices
+
+
+def _ladder(plan: Plan, longest_caption: int) -> Iterator[_Step]:
+    """The changes in the order in which they are tried."""
+    training, preview = frozenset({"train", "save"}), frozenset({"preview"})
+    everything = frozenset({"encode pictures", "precompute", "train"})
+    length, resolution = int(plan.settings["data.text_length"]), int(plan.settings["data.resolution"])
+    yield _Step({"preview.stream": True}, preview)
+    for side in (2 * resolution, resolution):
+        if side < (plan.settings["preview.height"] or plan.settings["data.full_resolution"]):
+            yield _Step({"preview.stream": True, "preview.height": side, "preview.width": side}, preview)
+    yield _Step({"model.stream_text_encoders": True}, frozenset({"encode text", "preview"}))
+    for window in WINDOWS:
+        yield _Step({"features.window": window}, frozenset({"precompute"}))
+    stored = plan.phases["precompute"].disk_bytes
+    for part in (4, 16, 64):
+        if stored:
+            yield _Step({"features.disk": f"{stored // part}B"}, frozenset(), disk=True)
+    yield _Step({"train.gradient_checkpointing": True}, training)
+    for shorter in (256, 128):
+        if longest_caption <= shorter < length:
+            yield _Step({"data.text_length": shorter}, everything | {"encode text"}, disk=True)
+    if resolution // 2 >= LOWEST_RESOLUTION:
+        yield _Step({"data.resolution": resolution // 2}, everything, disk=True)
+    for quantization in ("int8", "nf4"):
+        yield _Step({"model.quantization": quantization}, training)
+    for ratio in RATIOS:
+        yield _Step({"skip.ratio": ratio}, training)
+    yield _Step({"train.stream_middle": True, "model.quantization": "none"}, training)
+
+
+def _with(config: Config, values: dict[str, Any]) -> Config:
+    return from_flat(to_flat(config) | values)
+
+
+def as_options(fitted: Fitted) -> dict[str, Any]:
+    """The changed keys with their values, as a config file would have them."""
+    return {choice.key: choice.value for choice in fitted.choices}
+
+
+def describe(fitted: Fitted) -> list[str]:
+    """What was chosen and why, a line each."""
+    return [f"{choice.key} = {choice.value}: without it {choice.reason}." for choice in fitted.choices]
+
+
+def refused(fitted: Fitted, budget: Budget) -> list[str]:
+    """Why nothing fits: the smallest that would, and the user's own settings that stand in the way."""
+    smallest = f"the smallest plan takes {size(fitted.plan.device_peak_bytes)} of device memory"
+    smallest += f" and {size(fitted.plan.host_peak_bytes)} of host memory"
+    if budget.disk is not None:
+        smallest += f", and writes {size(fitted.plan.disk_bytes)}"
+    problems = [f"The budget is too small: {'; '.join(fitted.misses)}. Of what was tried, {smallest}."]
+    if fitted.in_the_way:
+        problems.append(
+            f"These settings of yours were left as they are and stand in the way: {', '.join(fitted.in_the_way)}."
+        )
+    return problems

@@ -1,0 +1,65 @@
+"""The model a plan is for: a folder, a hub id, a bare config.json, or a published model whose sizes are built in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from blockskip.errors import UserError
+from blockskip.families import family_of
+from blockskip.loading.source import ModelSource, open_model
+
+FOLDER = Path(__file__).parent / "models"
+
+
+def named_models() -> list[str]:
+    """Hub ids of the models whose configs are built in."""
+    return sorted(path.name.replace("--", "/") for path in FOLDER.iterdir() if path.is_dir())
+
+
+def open_for_plan(path: str, revision: str | None = None) -> tuple[ModelSource, tuple[str, ...]]:
+    """The configs of a model, and what has to be said about them. No weights are read or fetched.
+
+    Args:
+        path: what ``model.path`` takes, or a transformer's ``config.json``.
+
+    Raises:
+        UserError: there is no such model, or its class is not supported.
+    """
+    file = Path(path).expanduser()
+    if file.is_file() and file.suffix == ".json":
+        return _bare(file)
+    try:
+        return open_model(path, revision), ()
+    except UserError as error:
+        if path not in named_models():
+            known = f"Built in are {', '.join(named_models())}."
+            raise UserError([*error.problems, known] if "/" in path and not file.exists() else error.problems) from None
+        folder = FOLDER / path.replace("/", "--")
+        return replace(open_model(str(folder)), name=path), (f"The configs of {path} are those built in.",)
+
+
+def _bare(file: Path) -> tuple[ModelSource, tuple[str, ...]]:
+    """A pipeline around a transformer's config: the other parts are those of the family's first published model."""
+    try:
+        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        family = family_of(str(config["_class_name"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f'"{file}" is not the config.json of a diffusers transformer.') from None
+    except UserError as error:
+        raise UserError(f'"{file}": {error}') from None
+    for name in named_models():
+        base = FOLDER / name.replace("/", "--")
+        if json.loads((base / "model_index.json").read_text(encoding="utf-8"))["_class_name"] == family.pipeline_class:
+            break
+    else:
+        raise UserError(f'"{file}": no pipeline of the {family.name} family is built in; give a whole pipeline.')
+    folder = Path(tempfile.mkdtemp(prefix="blockskip-plan-"))
+    shutil.copytree(base, folder, dirs_exist_ok=True)
+    shutil.copyfile(file, folder / "transformer" / "config.json")
+    remark = f"Text encoders and autoencoder are assumed to be those of {name}."
+    return replace(open_model(str(folder)), name=str(file)), (remark,)

@@ -1,0 +1,142 @@
+"""Fitting to a budget: the order of the changes, what stays as the user set it, what is taken back, what is refused."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from blockskip.config import Config
+from blockskip.errors import UserError
+from blockskip.planner.budget import FIRST_RATIO, Budget, as_options, describe, fit, refused
+from blockskip.planner.fitting import config_of, given_keys
+from blockskip.planner.plan import PHASES, PhasePlan, Plan
+from blockskip.settings import from_flat, to_flat
+
+WITH_PREVIEW = {"preview.prompts": ["a dog"], "data.resolution": 512, "data.full_resolution": 1024}
+
+
+def plan(config: Config) -> Plan:
+    """A model of 100 bytes in 10 blocks, with rules of thumb in the place of kernels."""
+    flat = to_flat(config)
+    length, resolution = flat["data.text_length"] or 512, flat["data.resolution"] or 512
+    kept = 100 * (1 - flat["skip.ratio"]) * {"none": 1.0, "int8": 0.5, "nf4": 0.28}[flat["model.quantization"]]
+    kept = 10 if flat["train.stream_middle"] else kept
+    active = (length + resolution) / 16 * (0.25 if flat["train.gradient_checkpointing"] else 1)
+    window = {"1GiB": 1024, "512MiB": 512, "256MiB": 256, "128MiB": 128, "64MiB": 64}[flat["features.window"]]
+    store = length + resolution
+    if flat["features.disk"]:
+        store = min(store, int(flat["features.disk"].removesuffix("B")))
+    decoding = (flat["preview.height"] or 1024) / 16
+    whole = 10 if flat["preview.stream"] else 100
+    device = {
+        "encode text": 10 if flat["model.stream_text_encoders"] else 80, "encode pictures": resolution / 64,
+        "precompute": 12, "train": kept + active, "preview": max(decoding, whole), "save": kept,
+    }  # fmt: skip
+    phases = {
+        name: PhasePlan(
+            int(device[name]), host_peak_bytes=window if name == "precompute" else 1,
+            disk_bytes=store if name == "precompute" else 0, used=name != "preview" or bool(flat["preview.prompts"]),
+        )
+        for name in PHASES
+    }  # fmt: skip
+    settings = flat | {"data.text_length": length, "data.resolution": resolution, "data.full_resolution": 1024}
+    return Plan("model", "cuda", "bfloat16", (0, 0), 10, settings, phases)
+
+
+def fitted(budget: Budget, longest_caption: int = 20, **values: object):  # type: ignore[no-untyped-def]
+    given = {name.replace("__", "."): value for name, value in values.items()}
+    return fit(from_flat(given), given.keys(), budget, plan, longest_caption)
+
+
+def test_what_fits_is_left_alone_but_for_the_mildest_ratio() -> None:
+    found = fitted(Budget(device=1000))
+    assert found.choices == ()
+    assert found.config.skip.ratio == FIRST_RATIO
+    assert fitted(Budget(host=5000)).config == Config()
+
+
+def test_changes_come_in_their_order_and_only_as_far_as_needed() -> None:
+    needs = [fitted(Budget(device=size)) for size in range(140, 10, -1)]
+    chosen = [as_options(found) for found in needs if not found.misses]
+    first = {key: next(i for i, options in enumerate(chosen) if key in options) for key in chosen[-1]}
+    quantized = [options.get("model.quantization", "none") for options in chosen]
+    assert first["train.gradient_checkpointing"] < quantized.index("int8") < quantized.index("nf4")
+    assert all(not found.misses for found in needs[:100])
+    assert needs[-1].misses
+    for found in needs:
+        if not found.misses:
+            assert plan(found.config).device_peak_bytes == found.plan.device_peak_bytes
+
+
+def test_only_what_makes_a_phase_over_the_budget_smaller_is_changed() -> None:
+    assert as_options(fitted(Budget(device=79), skip__ratio=0.9, data__text_length=64, data__resolution=64)) == {
+        "model.stream_text_encoders": True
+    }
+    assert as_options(fitted(Budget(host=300))) == {"features.window": "256MiB"}
+    assert set(as_options(fitted(Budget(disk=900)))) == {"features.disk"}
+
+
+def test_a_preview_is_streamed_and_made_smaller_before_anything_else_is_given_up() -> None:
+    values = {name.replace(".", "__"): value for name, value in WITH_PREVIEW.items()}
+    assert as_options(fitted(Budget(device=99), skip__ratio=0.9, **values)) == {"preview.stream": True}
+    found = fitted(Budget(device=50), skip__ratio=0.9, train__gradient_checkpointing=True, **values)
+    assert found.misses == ()
+    assert as_options(found)["preview.height"] == 512
+    assert found.config.preview.width == 512
+
+
+def test_what_the_user_set_stays() -> None:
+    for key, value in (
+        ("train.gradient_checkpointing", False), ("model.quantization", "none"), ("skip.ratio", 0.1),
+        ("data.text_length", 512), ("data.resolution", 512), ("train.stream_middle", False),
+    ):  # fmt: skip
+        found = fitted(Budget(device=1), **{key.replace(".", "__"): value})
+        assert to_flat(found.config)[key] == value
+        assert key in found.in_the_way
+        assert key in refused(found, Budget(device=1))[-1]
+
+
+def test_the_split_in_blocks_holds_the_ratio_too() -> None:
+    found = fitted(Budget(device=1), skip__front=2, skip__tail=1)
+    assert found.config.skip.ratio == Config().skip.ratio
+    assert "skip.ratio" in found.in_the_way
+
+
+def test_captions_hold_the_text_length() -> None:
+    assert fitted(Budget(device=1), longest_caption=300).config.data.text_length is None
+    assert fitted(Budget(device=1), longest_caption=200).config.data.text_length == 256
+
+
+def test_reasons_and_refusals_name_figures() -> None:
+    found = fitted(Budget(device=70))
+    assert (
+        describe(found)[0]
+        == "model.stream_text_encoders = True: without it encode text takes 80 B of device memory of 70 B."
+    )
+    refusal = refused(fitted(Budget(device=3)), Budget(device=3))
+    assert "the smallest plan takes" in refusal[0]
+
+
+def test_a_run_on_a_cpu_counts_all_memory_as_one(flux_folder: Path) -> None:
+    values = {"model.path": str(flux_folder), "memory.device": "1GiB", "train.steps": 2}
+    _, chosen = config_of(values, torch.device("cpu"))
+    assert chosen == []
+    held = {
+        "features.window": "64MiB", "train.gradient_checkpointing": False, "model.stream_text_encoders": False,
+        "model.quantization": "none", "skip.ratio": 0.5, "data.text_length": 32, "data.resolution": 64,
+        "train.stream_middle": False,
+    }  # fmt: skip
+    with pytest.raises(UserError, match=r"The budget is too small.*host memory") as refusal:
+        config_of(values | held | {"memory.device": "1KiB"}, torch.device("cpu"))
+    assert "features.window" in refusal.value.problems[-1]
+
+
+def test_without_a_budget_nothing_is_planned(flux_folder: Path) -> None:
+    config, chosen = config_of({"model.path": str(flux_folder)}, torch.device("cpu"))
+    assert (config, chosen) == (from_flat({"model.path": str(flux_folder)}), [])
+
+
+def test_a_whole_config_sets_what_differs_from_the_defaults() -> None:
+    config = dataclasses.replace(Config(), output="out")
+    assert given_keys(config) == {"output": "out"}

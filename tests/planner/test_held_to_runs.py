@@ -1,0 +1,83 @@
+"""Plans are held to real runs: what fake tensors add up to is what real ones take, phase by phase."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from blockskip.features.precompute import Input, precompute
+from blockskip.loading.source import ModelSource
+from blockskip.planner import phases
+from blockskip.planner.counting import LiveBytes
+from blockskip.planner.plan import PhasePlan
+from blockskip.planner.setting import Setting
+from blockskip.store.groups import GroupStore
+from tests.planner import real_runs as real
+
+TOLERANCE = 0.02
+BF16 = {"dtype": "bfloat16"}
+#: Each value of every setting, and every family with and without checkpointing, at least once.
+TRAINING: list[tuple[str, dict[str, Any]]] = [
+    ("flux", {"skip": (0, 0), "accumulation": 2}),
+    ("flux", {"model": BF16 | {"quantization": "int8"}, "gradient_checkpointing": True}),
+    ("sana", {"model": {"quantization": "nf4"}}),
+    ("sana", {"skip": (1, 2), "tail_mode": "stream", "model": BF16, "gradient_checkpointing": True}),
+    ("sd3", {"model": BF16, "batch": 2, "accumulation": 2}),
+    ("sd3", {"skip": (1, 2), "stream_middle": True, "gradient_checkpointing": True}),
+    ("qwen_image", {"model": BF16 | {"quantization": "nf4"}}),
+    ("qwen_image", {"skip": (2, 1), "gradient_checkpointing": True, "stream_middle": True, "tail_mode": "stream"}),
+]
+
+
+def close(plan: PhasePlan, live: LiveBytes) -> None:
+    """Hold the device's peak, and how it is divided, to what was counted."""
+    allowed = TOLERANCE * live.device_peak
+    assert abs(plan.device_peak_bytes - live.device_peak) <= allowed, (plan.device, live.device_split)
+    for role, size in live.device_split.items():
+        assert abs(plan.device[role] - size) <= allowed, (role, plan.device, live.device_split)
+
+
+def stored(setting: Setting, text: dict[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
+    """The features of one group by a real precompute."""
+    store, key = GroupStore(folder), "ab"
+    precompute(
+        setting.source, setting.stored, setting.rule, [key], lambda _: Input(key, *real.drawn(setting, text)), store,
+        window_bytes=2**20, dtype=setting.dtype, device=real.CPU, guidance=setting.guidance,
+    )  # fmt: skip
+    return store.read(key)
+
+
+@pytest.mark.parametrize(("family", "settings"), TRAINING)
+def test_training(family: str, settings: dict[str, Any], request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    setting = real.setting_of(request.getfixturevalue(family), **settings)
+    text = phases.encode_text(setting)[1]
+    features = phases.precompute(setting, text)[1]
+    plan = phases.train(setting, text, features)[0]
+    live = real.train(setting, real.shaped_like(text), features, tmp_path)
+    close(plan, live)
+    steps = setting.config.train.steps
+    assert plan.flops == pytest.approx(steps * live.flops, rel=1e-3)
+
+
+@pytest.mark.parametrize("settings", [{}, {"batch": 2, "model": BF16, "skip": (2, 0)}], ids=["float32", "bfloat16"])
+def test_encoding_and_precompute(source: ModelSource, settings: dict[str, Any], tmp_path: Path) -> None:
+    setting = real.setting_of(source, **settings)
+    plan, text = phases.encode_text(setting)
+    found = real.text_of(setting)
+    assert {name: (value.shape, value.dtype) for name, value in found.items()} == {
+        name: (value.shape, value.dtype) for name, value in text.items()
+    }
+    close(plan, real.text_encoded(setting))
+    close(phases.encode_pictures(setting), real.pictures_encoded(setting))
+    plan, _ = phases.precompute(setting, text)
+    live = real.precomputed(setting, found)
+    close(plan, live)
+    assert plan.flops == pytest.approx(setting.groups * live.flops, rel=1e-3)
+    kept = stored(setting, found, tmp_path)
+    assert plan.disk_bytes == setting.groups * sum(value.nbytes for value in kept.values())
+
+
+def test_streamed_text_encoders_hold_several_prompts(source: ModelSource) -> None:
+    setting = real.setting_of(source, model={"stream_text_encoders": True})
+    close(phases.encode_text(setting)[0], real.text_encoded(setting, setting.captions))

@@ -1,0 +1,111 @@
+"""The built-in configs of published models: their sizes, bare configs, unknown names, and the tool that wrote them."""
+
+import functools
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from blockskip.errors import UserError
+from blockskip.planner import make_setting, named_models, open_for_plan
+from blockskip.planner.named import FOLDER
+from blockskip.planner.parts import empty_part
+from blockskip.settings import from_flat
+from tools import named_models as tool
+
+FLUX, SANA = "black-forest-labs/FLUX.1-dev", "Efficient-Large-Model/Sana_1600M_1024px_diffusers"
+SD3, QWEN = "stabilityai/stable-diffusion-3.5-large", "Qwen/Qwen-Image"
+#: Published sizes of the transformers, in parameters.
+TRANSFORMERS = {
+    FLUX: 11.90e9,
+    "black-forest-labs/FLUX.1-schnell": 11.89e9,
+    "Efficient-Large-Model/Sana_600M_1024px_diffusers": 0.59e9,
+    SANA: 1.60e9,
+    "Efficient-Large-Model/SANA1.5_4.8B_1024px_diffusers": 4.72e9,
+    "stabilityai/stable-diffusion-3-medium-diffusers": 2.03e9,
+    "stabilityai/stable-diffusion-3.5-medium": 2.24e9,
+    SD3: 8.06e9,
+    QWEN: 20.43e9,
+}
+#: Of text encoders; an autoencoder's latents have (channels, pixels a side) as in the table of conventions.
+ENCODERS = [
+    (FLUX, "text_encoder", 0.123e9), (FLUX, "text_encoder_2", 4.76e9), (SANA, "text_encoder", 2.61e9),
+    (SD3, "text_encoder_3", 4.76e9), (QWEN, "text_encoder", 8.29e9),
+]  # fmt: skip
+LATENTS = {FLUX: (16, 8), SANA: (32, 32), SD3: (16, 8), QWEN: (16, 8)}
+
+
+@functools.cache
+def parameters(model: str, part: str) -> int:
+    """How many a part of a built-in model has; nothing is allocated."""
+    return sum(value.numel() for value in empty_part(open_for_plan(model)[0], part, torch.bfloat16).parameters())
+
+
+def test_every_built_in_model_has_a_published_size() -> None:
+    assert sorted(TRANSFORMERS) == named_models() == sorted(tool.MODELS)
+
+
+@pytest.mark.parametrize("model", TRANSFORMERS)
+def test_a_transformer_has_the_published_size(model: str) -> None:
+    count, digits = TRANSFORMERS[model], 0.005e9
+    assert parameters(model, "transformer") == pytest.approx(count, rel=0.005, abs=0 if count > 1e9 else digits)
+
+
+@pytest.mark.parametrize(("model", "part", "count"), ENCODERS)
+def test_a_text_encoder_has_the_published_size(model: str, part: str, count: float) -> None:
+    assert parameters(model, part) == pytest.approx(count, rel=0.02)
+
+
+@pytest.mark.parametrize("model", LATENTS)
+def test_an_autoencoder_gives_the_published_latents(model: str) -> None:
+    source, _ = open_for_plan(model)
+    vae = source.config("vae")
+    assert (source.family.latent_channels(vae), source.family.vae_factor(vae)) == LATENTS[model]
+
+
+@pytest.mark.parametrize("model", TRANSFORMERS)
+def test_a_built_in_model_says_that_it_is_one_and_can_be_set(model: str) -> None:
+    source, remarks = open_for_plan(model)
+    assert source.name == model
+    assert "built in" in remarks[0]
+    setting = make_setting(source, from_flat({}), torch.device("cuda"))
+    assert setting.split.front + setting.split.tail == math.floor(setting.num_blocks / 2 + 0.5)
+
+
+def test_a_bare_transformer_config_is_planned_with_the_other_parts_of_its_family(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    config = json.loads((FOLDER / FLUX.replace("/", "--") / "transformer" / "config.json").read_text(encoding="utf-8"))
+    file.write_text(json.dumps(config | {"num_layers": 2, "num_single_layers": 4}), encoding="utf-8")
+    source, remarks = open_for_plan(str(file))
+    assert make_setting(source, from_flat({}), torch.device("cuda")).num_blocks == 6
+    assert source.name == str(file)
+    assert "assumed" in remarks[0]
+    assert FLUX in remarks[0]
+    shutil.rmtree(source.folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"_class_name": "UNet2DConditionModel"}'])
+def test_another_json_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=r"config\.json"):
+        open_for_plan(str(file))
+
+
+def test_an_unknown_id_offline_is_one_error_that_names_the_built_in_models() -> None:
+    with pytest.raises(UserError) as caught:
+        open_for_plan("somebody/else")
+    message = str(caught.value)
+    assert '"somebody/else"' in message
+    assert all(name in message for name in named_models())
+
+
+def test_the_tool_writes_the_same_files_again(tmp_path: Path) -> None:
+    for name in tool.MODELS:
+        tool.write(name, tmp_path / name.replace("/", "--"))
+    written = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*.json")}
+    shipped = {path.relative_to(FOLDER): path.read_bytes() for path in FOLDER.rglob("*") if path.is_file()}
+    assert written == shipped
