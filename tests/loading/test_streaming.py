@@ -157,7 +157,8 @@ def test_the_rest_and_one_block_are_in_memory_or_two_with_prefetch(
         assert {name.replace(".base_layer.", "."): size for name, size in resident.items()} == expected
         streamed = layout.names(model)[(SPLIT.front if middle else count - SPLIT.tail) :]
         assert {name for names in blocks.seen for name in names} == set(streamed)
-        assert max(len(names) for names in blocks.seen) <= 1 + prefetch  # how far ahead the thread is, is up to the machine
+        # how far ahead the thread is, is up to the machine
+        assert max(len(names) for names in blocks.seen) <= 1 + prefetch
         assert len(blocks.seen) == 2 * len(streamed) + prefetch  # the last one is ahead of the next step
         del model, gradients, resident
         gc.collect()

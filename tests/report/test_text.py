@@ -7,8 +7,8 @@ import pytest
 from blockskip.report.content import Column, Report
 from blockskip.report.table import headlines, table
 from blockskip.report.text import render_text
-from blockskip.units import change, count, duration, size
 from blockskip.report.wording import shorten, width
+from blockskip.units import change, count, duration, size
 from tests.report.examples import EXAMPLES, bare, full, plain
 
 MIB = 2**20

@@ -151,7 +151,8 @@ def configured(values: Mapping[str, Any], *, planned: bool = False) -> Config:
     Raises:
         UserError: a value cannot be used, or nothing fits the budget.
     """
-    device = None if planned else resolve_device(str(values.get("train.device", "auto")))
+    here = not planned and any(name.startswith("memory.") for name in values)
+    device = resolve_device(str(values.get("train.device", "auto"))) if here else None
     config, chosen = config_of(values, device)
     for line in chosen:
         if planned:
