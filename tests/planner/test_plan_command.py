@@ -16,6 +16,7 @@ from blockskip.settings import leaves
 from tests.tiny_families import TINY
 
 SMALL = ["--resolution", "32", "--data.full-resolution", "64", "--rank", "2", "--steps", "3"]
+PREVIEW = ["--preview.prompts", "a dog", "--preview.height", "64", "--preview.width", "64"]
 
 
 def planned(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def test_json_of_every_family(
 
     monkeypatch.setattr(socket.socket, "connect", refused)
     folder = request.getfixturevalue(f"{family}_folder")
-    document = planned(["--model", str(folder), *SMALL, "--preview.prompts", "a dog"], capsys)
+    document = planned(["--model", str(folder), *SMALL, *PREVIEW], capsys)
     consistent(document)
     assert all(phase["used"] for phase in document["phases"].values())
     assert document["model"] == str(folder)
@@ -135,7 +136,7 @@ def test_a_comparison_is_a_table_json_and_a_chart(
     flux_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["plan", "--model", str(flux_folder), *SMALL, "--compare"]
-    assert main([*options, "--skip", "0.25", "--chart", str(tmp_path / "chart.png")]) == 0
+    assert main([*options, "--skip.front", "5", "--skip.tail", "1", "--chart", str(tmp_path / "chart.png")]) == 0
     out = capsys.readouterr().out
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
     for shown in ("plain LoRA", "skip 30%", "skip 40%", "skip 50%", "yours: ", "64 px", "32 px", "1.00"):
