@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
+import torch
 import transformers
-from accelerate import init_empty_weights
 
 FOLDER = Path("src/blockskip/planner/models")
 
@@ -46,13 +46,30 @@ DC_AE = {
 }
 CLIP_L = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
 CLIP_L |= {"projection_dim": 768, "vocab_size": 49408}
-CLIP_G = {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 20}
+CLIP_G: dict[str, Any] = {
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 20,
+}
 CLIP_G |= {"projection_dim": 1280, "vocab_size": 49408, "hidden_act": "gelu"}
-T5_XXL = {"d_model": 4096, "d_ff": 10240, "d_kv": 64, "num_heads": 64, "num_layers": 24, "vocab_size": 32128}
+T5_XXL: dict[str, Any] = {
+    "d_model": 4096,
+    "d_ff": 10240,
+    "d_kv": 64,
+    "num_heads": 64,
+    "num_layers": 24,
+    "vocab_size": 32128,
+}
 T5_XXL |= {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 GEMMA = {"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8}
 GEMMA |= {"num_key_value_heads": 4, "head_dim": 256, "vocab_size": 256000, "query_pre_attn_scalar": 256}
-QWEN_TEXT = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28}
+QWEN_TEXT: dict[str, Any] = {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+}
 QWEN_TEXT |= {"num_key_value_heads": 4, "vocab_size": 152064, "max_position_embeddings": 128000}
 QWEN_TEXT |= {"rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1000000.0}}
 QWEN_VISION = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584}
@@ -131,7 +148,7 @@ def write(name: str, folder: Path) -> None:
         index[part] = [library, class_name]
         (folder / part).mkdir(parents=True, exist_ok=True)
         if library == "diffusers":
-            with init_empty_weights(include_buffers=False):
+            with torch.device("meta"):
                 config = dict(getattr(diffusers, class_name)(**values).config)
             document = {"_class_name": class_name, **{key: value for key, value in config.items() if key[0] != "_"}}
         else:

@@ -1,5 +1,8 @@
 """The guard itself, and what it guards: planned peaks of four published models."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from benchmarks import memory_guard
@@ -37,13 +40,13 @@ def test_a_phase_that_is_no_longer_planned_fails() -> None:
 
 
 def test_update_writes_what_the_comparison_reads(
-    tmp_path: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "guard.json"  # type: ignore[operator]
+    file = tmp_path / "guard.json"
     monkeypatch.setattr(memory_guard, "FILE", file)
     monkeypatch.setattr(memory_guard, "planned_peaks", lambda: BEFORE)
     assert memory_guard.main(["--update"]) == 0
-    monkeypatch.setattr(memory_guard, "read", lambda: memory_guard.json.loads(file.read_text()))
+    monkeypatch.setattr(memory_guard, "read", lambda: json.loads(file.read_text()))
     assert memory_guard.main([]) == 0
     monkeypatch.setattr(memory_guard, "planned_peaks", lambda: {"one": BEFORE["one"], "other": {"train": 3_000_000}})
     assert memory_guard.main([]) == 1
