@@ -93,9 +93,11 @@ _CHECKPOINTS = {"train.gradient_checkpointing": True}
 SANA_CASES = (
     Case(SANA, "LoRA at 1024", 8.35, _sana(1024, 0.0), assumed=_ASSUMED),
     Case(SANA, "50% skipped, 512", 3.10, _sana(512, 0.5), assumed=_SPLIT),
-    Case(SANA, "LoRA in the kept half, none skipped", 4.14, _sana(1024, 0.0), kept=True, assumed=_SPLIT + ", 1024"),
-    Case(
-        SANA, "the same, checkpointing", 3.82, _sana(1024, 0.0, **_CHECKPOINTS), kept=True, assumed=_SPLIT + ", 1024"
+    *(
+        Case(SANA, f"LoRA in the kept half, none skipped, {side}{words}", published, _sana(side, 0.0, **others),
+             kept=True, assumed=f"{_SPLIT}, {side}")
+        for side in (1024, 512)
+        for words, published, others in (("", 4.14, {}), (", checkpointing", 3.82, _CHECKPOINTS))
     ),
 )  # fmt: skip
 

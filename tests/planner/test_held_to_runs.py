@@ -10,8 +10,10 @@ from blockskip.features.precompute import Input, precompute
 from blockskip.loading.source import ModelSource
 from blockskip.planner import phases
 from blockskip.planner.counting import LiveBytes
+from blockskip.planner.parts import empty_part, module_bytes
 from blockskip.planner.plan import PhasePlan
-from blockskip.planner.setting import Setting
+from blockskip.planner.setting import Setting, make_setting
+from blockskip.settings import from_flat
 from blockskip.store.groups import GroupStore
 from tests.planner import real_runs as real
 
@@ -81,3 +83,17 @@ def test_encoding_and_precompute(source: ModelSource, settings: dict[str, Any], 
 def test_streamed_text_encoders_hold_several_prompts(source: ModelSource) -> None:
     setting = real.setting_of(source, model={"stream_text_encoders": True})
     close(phases.encode_text(setting)[0], real.text_encoded(setting, setting.captions))
+
+
+def test_on_cuda_a_second_block_is_read_ahead(flux: ModelSource) -> None:
+    """A streamed middle takes one block more where the next one is copied beside the computation."""
+    config = from_flat({"train.stream_middle": True, "model.dtype": "float32", "skip.front": 2, "skip.tail": 1})
+    peaks, block = {}, 0
+    for device in ("cpu", "cuda"):
+        setting = make_setting(flux, config, torch.device(device))
+        _, text = phases.encode_text(setting)
+        _, features = phases.precompute(setting, text)
+        peaks[device] = phases.train(setting, text, features)[0].device["weights"]
+        model = empty_part(flux, "transformer", torch.float32)
+        block = max(module_bytes(one) for one in flux.family.layout.blocks(model)[2:-1])
+    assert peaks["cuda"] - peaks["cpu"] == block

@@ -71,11 +71,11 @@ class LiveBytes(TorchDispatchMode):
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(lambda value: self.tag([value.grad], "gradients"))
 
-    def add_to_peaks(self, size: int) -> None:
-        """Raise the peaks by activations that were there and not counted: those of calls like the one that was run."""
+    def add_to_peaks(self, size: int, role: str = "activations") -> None:
+        """Raise the peaks by what is there and was not counted: by default of calls like the one that was run."""
         self.device_peak += size
         self.pool_peak += size
-        self.device_split["activations"] += size
+        self.device_split[role] += size
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -15,11 +15,12 @@ from torch.overrides import TorchFunctionMode
 
 from blockskip.adapters.lora import add_lora
 from blockskip.loading.quantized import empty_quantized, linear_layers
+from blockskip.loading.streaming import reads_ahead
 from blockskip.method.skipping import SkippedModel, install_stubs
 from blockskip.method.streaming import install_streamed
 from blockskip.planner.autocast import run_like
 from blockskip.planner.counting import LiveBytes, tables
-from blockskip.planner.parts import empty_part, fake
+from blockskip.planner.parts import empty_part, fake, module_bytes
 from blockskip.planner.setting import Setting
 
 
@@ -101,6 +102,9 @@ class FakeTraining:
         self.block_parameters = max((_count(blocks[index]) for index in range(len(blocks))), default=0)
         for index in {*setting.split.middle(setting.num_blocks), *streamed}:
             run_like(blocks[index], setting.device)
+        ahead = bool(streamed) and reads_ahead(setting.device)
+        #: Of the block that is read while another one computes.
+        self.bytes_ahead = max(map(module_bytes, streamed.values())) if ahead else 0
         install_streamed(model, layout, streamed, self._read)
         lora = config.lora
         assert lora.lora_alpha is not None

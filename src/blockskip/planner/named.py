@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import shutil
 import tempfile
@@ -59,6 +60,7 @@ def _bare(file: Path) -> tuple[ModelSource, tuple[str, ...]]:
     else:
         raise UserError(f'"{file}": no pipeline of the {family.name} family is built in; give a whole pipeline.')
     folder = Path(tempfile.mkdtemp(prefix="blockskip-plan-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     shutil.copytree(base, folder, dirs_exist_ok=True)
     shutil.copyfile(file, folder / "transformer" / "config.json")
     remark = f"Text encoders and autoencoder are assumed to be those of {name}."

@@ -315,6 +315,7 @@ def train(
         with live.role("optimizer"):
             nn.utils.clip_grad_norm_(parameters, config.train.max_grad_norm or float("inf"))
             optimizer.step()
+        live.add_to_peaks(training.bytes_ahead, "weights")
         adapter = sum(value.numel() * value.element_size() for value in parameters)
         kept, block = training.kept(), training.block_parameters
     steps = config.train.steps * accumulation
