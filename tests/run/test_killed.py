@@ -85,7 +85,9 @@ def test_it_was_killed_where_it_should_be(killed: dict[str, Any]) -> None:
     *jobs, last = killed["killed"]
     for job in jobs:
         assert job["status"] == -9, (job["kill"], job["status"], job["printed"])
-        assert job["events"][-1] == job["kill"]
+        assert (
+            job["kill"] in job["events"][-8:]
+        )  # groups are written by threads: others go on until the process is gone
         assert job["events"].count(job["kill"]) == job["nth"]
     assert last["status"] == 0, last["printed"]
 
