@@ -3,17 +3,13 @@
 The models are made inside the mode; a kernel that asked for a value, or for a real tensor of its own, would raise.
 """
 
-import importlib
-import json
 from typing import Any
 
 import pytest
 import torch
 from accelerate import init_empty_weights
 from diffusers import FluxTransformer2DModel
-from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
-from transformers import AutoConfig
 
 from blockskip.adapters.lora import add_lora, target_names
 from blockskip.encoding.text import encode_prompts
@@ -23,6 +19,7 @@ from blockskip.loading.source import ModelSource
 from blockskip.method.layout import TEXT
 from blockskip.method.skipping import ConstantResidual, SkippedModel, install_stubs, run_block, run_head, span_features
 from blockskip.method.split import Split
+from blockskip.planner.parts import empty_part, fake
 from blockskip.precision import compute
 from blockskip.preview.denoise import velocity
 from blockskip.training.step import MicroBatch, training_loss
@@ -38,32 +35,10 @@ def mode() -> FakeTensorMode:
     return FakeTensorMode()
 
 
-def empty_part(source: ModelSource, part: str, dtype: torch.dtype = torch.float32) -> Any:
-    """A part of the pipeline without weights."""
-    library, name = json.loads((source.folder / "model_index.json").read_text(encoding="utf-8"))[part]
-    cls = getattr(importlib.import_module(library), name)
-    with init_empty_weights(include_buffers=False):
-        if library == "transformers":
-            model = cls(AutoConfig.from_pretrained(source.folder / part))
-        else:
-            model = cls.from_config(source.config(part))
-    return model.to(dtype).requires_grad_(False).eval()
-
-
 def faked(model: Any, mode: FakeTensorMode) -> Any:
     """The model with fake tensors on the CPU in the place of its parameters, buffers and tables."""
     with mode:
-        for module in model.modules():
-            for name, value in module._parameters.items():
-                if value is not None:
-                    made = torch.empty(value.shape, dtype=value.dtype)
-                    module._parameters[name] = nn.Parameter(made, requires_grad=value.requires_grad)
-            for name, value in module._buffers.items():
-                if value is not None:
-                    module._buffers[name] = torch.empty(value.shape, dtype=value.dtype)
-            for name, value in vars(module).items():  # tables that are no buffers
-                if isinstance(value, torch.Tensor):
-                    vars(module)[name] = torch.empty(value.shape, dtype=value.dtype)
+        fake(model)
     assert all(isinstance(value, FakeTensor) for value in (*model.parameters(), *model.buffers()))
     return model
 

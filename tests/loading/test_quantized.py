@@ -23,26 +23,14 @@ from blockskip.loading.transformer import empty_transformer, load_transformer
 from blockskip.method.layout import TEXT
 from blockskip.method.skipping import ConstantResidual, SkippedModel
 from blockskip.method.split import Split
+from blockskip.planner.parts import empty_part
 from blockskip.precision import compute
 from blockskip.training.step import training_loss
 from tests.families.groups import CPU, GUIDANCE, distance, group, layers
-from tests.families.test_kernels import empty_part, faked
+from tests.families.test_kernels import faked
 
-DEVICES = [CPU, *([torch.device("cuda")] if torch.cuda.is_available() else [])]
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(96, 200), (33, 10), (64, 64), (8, 6), (1, 2)]
-
-
-@pytest.fixture(params=["int8", "nf4"])
-def quantization(request: pytest.FixtureRequest) -> Quantization:
-    found: Quantization = request.param
-    return found
-
-
-@pytest.fixture(params=DEVICES, ids=str)
-def device(request: pytest.FixtureRequest) -> torch.device:
-    found: torch.device = request.param
-    return found
 
 
 def size(layer: nn.Module) -> int:

@@ -29,21 +29,8 @@ from tests.adapters.test_frozen import make_lora
 from tests.families.groups import CPU, GUIDANCE, adapt, capture_features, distance, group, loss_of, transformer
 from tests.tiny import make_flux
 
-DEVICES = [CPU, *([torch.device("cuda")] if torch.cuda.is_available() else [])]
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = 1e-6
-
-
-@pytest.fixture(params=["int8", "nf4"])
-def quantization(request: pytest.FixtureRequest) -> Quantization:
-    found: Quantization = request.param
-    return found
-
-
-@pytest.fixture(params=DEVICES, ids=str)
-def device(request: pytest.FixtureRequest) -> torch.device:
-    found: torch.device = request.param
-    return found
 
 
 def size(layer: nn.Module) -> int:

@@ -10,7 +10,7 @@ What costs no quality comes first, then what costs little, then the skip ratio, 
     data.text_length 256, 128                      only if the captions are short enough
     data.resolution                                half of what it was, 256 px at least
     model.quantization int8, nf4                   the resident blocks alone
-    skip.ratio 0.4, 0.5                            from the 0.3 that a budget starts with
+    skip.ratio 0.4, 0.5                            from the 0.3 that a device budget starts with
     train.stream_middle                            trained blocks visit the device one by one
 
 A change is made only where a phase that it makes smaller is over the budget, and taken back where a later one made it
@@ -28,7 +28,8 @@ from blockskip.planner.plan import PhasePlan, Plan
 from blockskip.settings import from_flat, to_flat
 from blockskip.units import size
 
-#: The skip ratio that a budget starts with, if the user set none: the mildest of the paper's three.
+#: The skip ratio that a budget of device memory starts with, if the user set none: the mildest of the paper's three.
+#: Where device and host are one memory, the default stays.
 FIRST_RATIO = 0.3
 #: Those that follow.
 RATIOS = (0.4, 0.5)
