@@ -11,6 +11,7 @@ from blockskip.errors import UserError
 from blockskip.planner.budget import FIRST_RATIO, Budget, as_options, describe, fit, refused
 from blockskip.planner.fitting import config_of, given_keys
 from blockskip.planner.plan import PHASES, PhasePlan, Plan
+from blockskip.planner.request import make_request
 from blockskip.settings import from_flat, to_flat
 
 WITH_PREVIEW = {"preview.prompts": ["a dog"], "data.resolution": 512, "data.full_resolution": 1024}
@@ -97,6 +98,20 @@ def test_what_the_user_set_stays() -> None:
         assert key in refused(found, Budget(device=1))[-1]
 
 
+def test_what_a_later_change_made_needless_is_taken_back() -> None:
+    found = fitted(Budget(device=100), skip__ratio=0.0)
+    assert as_options(found) == {"train.gradient_checkpointing": True, "model.quantization": "int8"}
+    assert found.plan.device_peak_bytes == plan(found.config).device_peak_bytes <= 100
+
+
+def test_a_change_that_helps_nothing_is_not_made() -> None:
+    values = {"preview__prompts": ["a dog"], "preview__height": 4096, "preview__width": 4096}
+    found = fitted(Budget(device=200), **values)
+    assert as_options(found) == {}
+    assert found.misses == ("preview takes 256 B of device memory of 200 B",)
+    assert found.in_the_way == ("preview.height", "preview.width")
+
+
 def test_the_split_in_blocks_holds_the_ratio_too() -> None:
     found = fitted(Budget(device=1), skip__front=2, skip__tail=1)
     assert found.config.skip.ratio == Config().skip.ratio
@@ -127,9 +142,11 @@ def test_a_run_on_a_cpu_counts_all_memory_as_one(flux_folder: Path) -> None:
         "model.quantization": "none", "skip.ratio": 0.5, "data.text_length": 32, "data.resolution": 64,
         "train.stream_middle": False,
     }  # fmt: skip
-    with pytest.raises(UserError, match=r"The budget is too small.*host memory") as refusal:
-        config_of(values | held | {"memory.device": "1KiB"}, torch.device("cpu"))
-    assert "features.window" in refusal.value.problems[-1]
+    own = make_request(from_flat(values | held | {"train.device": "cpu", "memory.device": None})).plan()
+    between = (own.device_peak_bytes + own.host_peak_bytes) // 2
+    assert own.device_peak_bytes < between < own.host_peak_bytes
+    with pytest.raises(UserError, match=r"of host memory of"):
+        config_of(values | held | {"memory.device": f"{between}B"}, torch.device("cpu"))
 
 
 def test_without_a_budget_nothing_is_planned(flux_folder: Path) -> None:
