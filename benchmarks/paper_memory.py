@@ -24,7 +24,8 @@ import torch
 from blockskip.families import Text
 from blockskip.loading.source import ModelSource
 from blockskip.planner import Setting, make_setting, open_for_plan
-from blockskip.planner.phases import encode_text, precompute, train
+from blockskip.planner.encoding import encode_text
+from blockskip.planner.phases import precompute, train
 from blockskip.settings import from_flat
 
 GIB = 2**30
@@ -130,7 +131,7 @@ def measure(cases: Sequence[Case], ours: Collection[str] | None = None) -> list[
             if case.model not in texts:
                 texts[case.model] = encode_text(setting)[1]
             text = texts[case.model]
-            plan, _ = train(setting, text, precompute(setting, text)[1])
+            plan = train(setting, text, precompute(setting, text)[1]).plan
             seen[key] = plan.device_peak_bytes, plan.device["weights"] + plan.device["adapters"]
         return seen[key]
 

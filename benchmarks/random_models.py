@@ -9,14 +9,20 @@ Only the transformer has weights. Of the VAE there is the config, which says how
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import FluxTransformer2DModel, SanaTransformer2DModel
+from torch import nn
+from transformers import AutoTokenizer, Gemma2Config, Gemma2Model
 
+from blockskip import builtin
 from blockskip.families import Text, family_of
 from blockskip.loading.source import ModelSource
+from blockskip.planner.named import FOLDER, open_for_plan
+from blockskip.planner.parts import empty_part
 
 TEXT_LENGTH = 128
 
@@ -50,6 +56,41 @@ def write_model(name: str, folder: Path) -> ModelSource:
     (folder / "vae" / "config.json").write_text(json.dumps(vae), encoding="utf-8")
     settings = {"full_resolution": full_resolution, "call": {"max_sequence_length": TEXT_LENGTH}}
     return ModelSource(name, folder, family_of(transformer_class.__name__), settings)
+
+
+def write_sana(folder: Path) -> Path:
+    """Write a whole SANA-0.6B pipeline of random bfloat16 weights, 1.9 GB, to a folder, and return the folder.
+
+    Transformer and autoencoder have their published sizes. The text encoder has the published width (2304) and two
+    layers, with the tokenizer of the built-in SANA.
+    """
+    name = "Efficient-Large-Model/Sana_600M_1024px_diffusers"
+    published, own = FOLDER / name.replace("/", "--"), builtin.model_path("builtin-sana")
+    for part in ("tokenizer", "scheduler"):
+        shutil.copytree(own / part, folder / part)
+    shutil.copyfile(own / "model_index.json", folder / "model_index.json")
+    for part in ("transformer", "vae"):
+        model = empty_part(open_for_plan(str(published))[0], part, torch.bfloat16)
+        _fill(model).save_pretrained(folder / part)
+        del model
+    width = json.loads((published / "transformer" / "config.json").read_text(encoding="utf-8"))["caption_channels"]
+    config = Gemma2Config(
+        vocab_size=len(AutoTokenizer.from_pretrained(own / "tokenizer")), hidden_size=width, intermediate_size=width,
+        num_hidden_layers=2,
+    )  # fmt: skip
+    Gemma2Model(config).to(torch.bfloat16).save_pretrained(folder / "text_encoder")
+    return folder
+
+
+def _fill(model: nn.Module) -> nn.Module:
+    """Random values, small enough for many layers, in the place of parameters without memory."""
+    torch.manual_seed(0)
+    for module in model.modules():
+        for name, value in module._parameters.items():
+            if value is not None:
+                filled = torch.randn(value.shape, dtype=value.dtype) * 0.02
+                module._parameters[name] = nn.Parameter(filled, requires_grad=False)
+    return model
 
 
 def random_text(source: ModelSource, seed: int) -> Text:

@@ -303,9 +303,10 @@ def test_out_of_memory_says_what_to_try(
     monkeypatch.setattr("blockskip.run.train", fail)
     assert main(["train"]) == 3
     told = capsys.readouterr().err
-    assert told.startswith("blockskip: out of memory")
-    for name in ("--stream", "--height", "--width"):  # a run tells by itself what to try
-        assert name in told
+    reason = str(error) or "MemoryError"
+    assert told.startswith(f"blockskip: Out of memory outside the phases of a run ({reason}); what was written is")
+    for advice in ("Close other programs", "smaller model", "smaller pictures"):  # a phase says by itself what to try
+        assert advice in told
     monkeypatch.setattr("blockskip.run.train", lambda config: {}["a fault of ours is not hidden"])
     with pytest.raises(KeyError):
         main(["train"])

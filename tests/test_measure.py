@@ -122,6 +122,26 @@ def test_seconds_add_and_an_error_keeps_the_record():
     assert not [thread for thread in threading.enumerate() if thread.name == "blockskip-meter"]
 
 
+def test_what_ended_last_is_known_and_told_unless_it_failed():
+    told = []
+    meter = Meter(CPU, told.append)
+    assert meter.last is None
+    with meter.phase("train"):
+        block = taken(50 * MB)
+    block.close()
+    assert told == [meter.last]
+    with meter.phase("train"):
+        pass
+    assert [record.name for record in told] == ["train", "train"]
+    assert told[1].host_peak < 10 * MB < told[0].host_peak  # what it took this time
+    with pytest.raises(MemoryError), meter.phase("preview"):
+        block = taken(30 * MB)
+        raise MemoryError
+    block.close()
+    assert meter.last.name == "preview" and meter.last.host_peak == pytest.approx(30 * MB, rel=0.05)
+    assert len(told) == 2
+
+
 def test_an_outer_phase_sees_what_an_inner_one_took():
     meter = Meter(CPU)
     with meter.phase("outer"):

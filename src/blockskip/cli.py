@@ -17,6 +17,9 @@ from blockskip import __version__
 from blockskip.errors import OutOfMemory, RunError, UserError
 from blockskip.settings import SHORT, from_flat, leaves, read_toml
 
+#: Settings of which ``plan --table`` takes several values.
+SEVERAL = ("model.path", "memory.device")
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
@@ -40,12 +43,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nblockskip: stopped; the same command goes on from the last checkpoint.", file=sys.stderr)
         return 130
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, OSError) as error:
         from blockskip.memory import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise
-        print("blockskip: out of memory; try --stream, or a smaller --height and --width.", file=sys.stderr)
+        reason = str(error) or type(error).__name__
+        print(
+            f"blockskip: Out of memory outside the phases of a run ({reason}); what was written is whole. "
+            "Close other programs that take memory, or take a smaller model or smaller pictures.",
+            file=sys.stderr,
+        )
         return OutOfMemory.exit_code
 
 
@@ -57,6 +65,7 @@ def _run(arguments: list[str]) -> int:
     _add_train(verbs)
     _add_plan(verbs)
     _add_generate(verbs)
+    _add_select(verbs)
     _add_demo(verbs)
     known, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -90,10 +99,17 @@ def _add_plan(verbs: Any) -> None:
         description="Tell what `blockskip train` would take with the same settings: memory of the device and of the "
         "host, disk and work of each phase. Needs no weights, GPU, pictures or output folder; --model may also be a "
         "transformer's config.json. The plan is for this machine's accelerator, without one for CUDA, or for --device.",
-        usage="blockskip plan [--config FILE] [--model M] [--resolution N] [--skip X] [--compare] [--json] ...",
+        usage="blockskip plan [--config FILE] [--model M] [--memory SIZE] [--compare | --table] [--json] ...",
     )  # fmt: skip
     parser.set_defaults(call=_plan)
     parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    parser.add_argument(
+        "--table",
+        action="store_true",
+        help="what fits on cards of 4 to 24 GB: every built-in model, or those of --model, on every card, or those of "
+        "--memory, which is then the whole card's",
+    )
+    parser.add_argument("--markdown", action="store_true", help="with --table: as Markdown")
     parser.add_argument(
         "--compare",
         action="store_true",
@@ -103,11 +119,11 @@ def _add_plan(verbs: Any) -> None:
     parser.add_argument(
         "--measure", action="store_true", help="time single blocks on this machine, and estimate seconds from them"
     )
-    _add_settings(parser)
+    _add_settings(parser, several=SEVERAL)
 
 
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """--config, and every key of a run as an option."""
+def _add_settings(parser: argparse.ArgumentParser, several: Sequence[str] = ()) -> None:
+    """--config, and every key of a run as an option; of the keys in ``several`` more than one value may be given."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
     common = parser.add_argument_group("in short")
     keys = leaves()
@@ -116,7 +132,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         hint, item = keys[name]
         also = f" (the same as --{name.replace('_', '-')})" if "." in name else ""
         help = item.metadata["help"].replace("%", "%%") + also
-        common.add_argument(option, dest=name, default=argparse.SUPPRESS, metavar=_kind(hint), help=help)
+        more: dict[str, Any] = {"nargs": "+", "action": "extend"} if name in several else {}
+        common.add_argument(option, dest=name, default=argparse.SUPPRESS, metavar=_kind(hint), help=help, **more)
     group: Any = parser
     for name, (hint, item) in keys.items():
         section = name.partition(".")[0]
@@ -132,6 +149,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
             group.add_argument(option, action=argparse.BooleanOptionalAction, **settings)
         elif typing.get_origin(hint) is tuple:
             group.add_argument(option, nargs="*", metavar="TEXT", **settings)
+        elif name in several:
+            group.add_argument(option, nargs="+", action="extend", metavar=_kind(hint), **settings)
         else:
             group.add_argument(option, metavar=_kind(hint), **settings)
 
@@ -159,6 +178,17 @@ def _add_generate(verbs: Any) -> None:
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16")
+
+
+def _add_select(verbs: Any) -> None:
+    from blockskip.selection import command
+
+    parser = verbs.add_parser(
+        "select", help="find out which blocks of a model can be skipped", allow_abbrev=False,
+        description=command.DESCRIPTION,
+    )  # fmt: skip
+    parser.set_defaults(call=command.call)
+    command.add_options(parser)
 
 
 def _add_demo(verbs: Any) -> None:
@@ -194,12 +224,39 @@ def _values(given: argparse.Namespace) -> dict[str, Any]:
 def _plan(given: argparse.Namespace) -> int:
     if given.chart is not None and not given.compare:
         raise UserError("--chart draws the comparison; give --compare as well.")
-    from_flat(values := _values(given))
+    values = _values(given)
+    lists = {name: [text] if isinstance(text := values.pop(name, []), str) else text for name in SEVERAL}
+    if given.table:
+        return _table(given, values, lists)
+    if given.markdown:
+        raise UserError("--markdown is how --table can be printed; give --table as well.")
+    for name, texts in lists.items():
+        if len(texts) > 1:
+            raise UserError(f"{name} has {len(texts)} values, {', '.join(texts)}; only --table takes more than one.")
+        if texts:
+            values[name] = texts[0]
+    from_flat(values)
     from blockskip.planner import command
     from blockskip.run import configured
 
     config = configured(values, planned=True)
     print(command.plan(config, compare=given.compare, chart=given.chart, measure=given.measure, as_json=given.json))
+    return 0
+
+
+def _table(given: argparse.Namespace, values: dict[str, Any], lists: dict[str, list[str]]) -> int:
+    for name in ("compare", "measure"):
+        if getattr(given, name):
+            raise UserError(f"--{name} is of one plan and --table of many; give one of the two.")
+    if given.markdown and given.json:
+        raise UserError("--table is printed as Markdown or as JSON; give one of --markdown and --json.")
+    if str(values.pop("train.device", "auto")).partition(":")[0] not in ("auto", "cuda"):
+        raise UserError("train.device: --table is of CUDA cards; leave out --device.")
+    from_flat(values)
+    from blockskip.planner import command
+
+    models, cards = lists["model.path"], lists["memory.device"]
+    print(command.table(values, models, cards, as_json=given.json, markdown=given.markdown))
     return 0
 
 

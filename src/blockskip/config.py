@@ -64,6 +64,9 @@ class SkipConfig:
     ratio: float = option(0.5, "share of the blocks that is skipped", low=0, high=0.99)
     front: int | None = option(None, "blocks skipped at the front (with skip.tail, instead of the ratio)", low=0)
     tail: int | None = option(None, "blocks skipped at the tail", low=0)
+    selection: str | None = option(
+        None, "result of `blockskip select`, which chooses front and tail for the ratio; default: the model's preset"
+    )
     tail_mode: Literal["residual", "stream"] = option(
         "residual", "the tail: replaced by skip.rule, or run exactly, one block in memory at a time"
     )
@@ -99,6 +102,9 @@ class TrainConfig:
     steps: int = option(500, "optimiser steps", low=1)
     batch_size: int = option(1, "samples that go through a block together", low=1)
     gradient_accumulation_steps: int = option(4, "micro-batches of one optimiser step", low=1)
+    optimizer: Literal["adamw", "adamw8bit"] = option(
+        "adamw", "adamw8bit: the moments in 8 bits, 2 bytes a trained parameter instead of 8; CUDA and CPUs"
+    )
     learning_rate: float = option(1e-4, "of AdamW", above=0)
     lr_scheduler: Literal["constant", "cosine", "linear"] = option("constant", "shape after the warm-up")
     lr_warmup_steps: int = option(0, "steps of linear warm-up", low=0)

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -55,6 +55,24 @@ class PhaseRecord:
             for field in dataclasses.fields(self)[2:]
         }
         return PhaseRecord(self.name, self.seconds + other.seconds, **largest)
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What a phase was planned to take at most, in bytes.
+
+    Args:
+        host: host memory above the process after its imports, private and mapped together; where device and host are
+            one memory, of both.
+        device: tensors on the device; 0 where device and host are one memory.
+    """
+
+    host: int
+    device: int = 0
+
+    def merged(self, other: Peaks) -> Peaks:
+        """The larger figure of each."""
+        return Peaks(max(self.host, other.host), max(self.device, other.device))
 
 
 def to_json(records: Iterable[PhaseRecord]) -> str:
@@ -120,10 +138,12 @@ class Meter:
 
     Args:
         device: where the model runs.
+        ended: called with what a phase took this time, whenever one has ended without an error.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, ended: Callable[[PhaseRecord], None] | None = None) -> None:
+        self._device, self._ended = device, ended
+        self._last: PhaseRecord | None = None
         self._lock = threading.Lock()
         self._open: list[_Open] = []
         self._latest = ""
@@ -169,12 +189,19 @@ class Meter:
                 sampler.join()
             with self._lock:
                 self._open.remove(entry)
-            self._close(entry, seconds)
+            self._last = self._close(entry, seconds)
+        if self._ended is not None:
+            self._ended(self._last)
 
     @property
     def latest(self) -> str:
         """The name of the phase that was entered last."""
         return self._latest
+
+    @property
+    def last(self) -> PhaseRecord | None:
+        """What the phase that ended last took this time, also when it raised; None before the first."""
+        return self._last
 
     def records(self) -> list[PhaseRecord]:
         """One record of each phase so far, in the order in which they first ended."""
@@ -205,15 +232,13 @@ class Meter:
                 entry.total = max(entry.total, private + mapped)
                 entry.allocated, entry.reserved = max(entry.allocated, allocated), max(entry.reserved, reserved)
 
-    def _close(self, entry: _Open, seconds: float) -> None:
+    def _close(self, entry: _Open, seconds: float) -> PhaseRecord:
         highest = _highest_ever()
         if highest > entry.highest_before:
             missed = max(0, highest - self.baseline_bytes - entry.total)
             entry.total, entry.private = entry.total + missed, entry.private + missed
-        self.merge(
-            [
-                PhaseRecord(
-                    entry.name, seconds, entry.private, entry.mapped, entry.allocated, entry.reserved, entry.total
-                )
-            ]
+        record = PhaseRecord(
+            entry.name, seconds, entry.private, entry.mapped, entry.allocated, entry.reserved, entry.total
         )
+        self.merge([record])
+        return record

@@ -8,7 +8,7 @@ import torch
 
 from blockskip.features.precompute import Input, precompute
 from blockskip.loading.source import ModelSource
-from blockskip.planner import phases
+from blockskip.planner import encoding, phases
 from blockskip.planner.counting import LiveBytes
 from blockskip.planner.parts import empty_part, module_bytes
 from blockskip.planner.plan import PhasePlan
@@ -53,9 +53,9 @@ def stored(setting: Setting, text: dict[str, torch.Tensor], folder: Path) -> dic
 @pytest.mark.parametrize(("family", "settings"), TRAINING)
 def test_training(family: str, settings: dict[str, Any], request: pytest.FixtureRequest, tmp_path: Path) -> None:
     setting = real.setting_of(request.getfixturevalue(family), **settings)
-    text = phases.encode_text(setting)[1]
+    text = encoding.encode_text(setting)[1]
     features = phases.precompute(setting, text)[1]
-    plan = phases.train(setting, text, features)[0]
+    plan = phases.train(setting, text, features).plan
     live = real.train(setting, real.shaped_like(text), features, tmp_path)
     close(plan, live)
     steps = setting.config.train.steps
@@ -65,13 +65,13 @@ def test_training(family: str, settings: dict[str, Any], request: pytest.Fixture
 @pytest.mark.parametrize("settings", [{}, {"batch": 2, "model": BF16, "skip": (2, 0)}], ids=["float32", "bfloat16"])
 def test_encoding_and_precompute(source: ModelSource, settings: dict[str, Any], tmp_path: Path) -> None:
     setting = real.setting_of(source, **settings)
-    plan, text = phases.encode_text(setting)
+    plan, text = encoding.encode_text(setting)
     found = real.text_of(setting)
     assert {name: (value.shape, value.dtype) for name, value in found.items()} == {
         name: (value.shape, value.dtype) for name, value in text.items()
     }
     close(plan, real.text_encoded(setting))
-    close(phases.encode_pictures(setting), real.pictures_encoded(setting))
+    close(encoding.encode_pictures(setting), real.pictures_encoded(setting))
     plan, _ = phases.precompute(setting, text)
     live = real.precomputed(setting, found)
     close(plan, live)
@@ -82,7 +82,7 @@ def test_encoding_and_precompute(source: ModelSource, settings: dict[str, Any], 
 
 def test_streamed_text_encoders_hold_several_prompts(source: ModelSource) -> None:
     setting = real.setting_of(source, model={"stream_text_encoders": True})
-    close(phases.encode_text(setting)[0], real.text_encoded(setting, setting.captions))
+    close(encoding.encode_text(setting)[0], real.text_encoded(setting, setting.captions))
 
 
 def test_on_cuda_a_second_block_is_read_ahead(flux: ModelSource) -> None:
@@ -91,9 +91,9 @@ def test_on_cuda_a_second_block_is_read_ahead(flux: ModelSource) -> None:
     peaks, block = {}, 0
     for device in ("cpu", "cuda"):
         setting = make_setting(flux, config, torch.device(device))
-        _, text = phases.encode_text(setting)
+        _, text = encoding.encode_text(setting)
         _, features = phases.precompute(setting, text)
-        peaks[device] = phases.train(setting, text, features)[0].device["weights"]
+        peaks[device] = phases.train(setting, text, features).plan.device["weights"]
         model = empty_part(flux, "transformer", torch.float32)
         block = max(module_bytes(one) for one in flux.family.layout.blocks(model)[2:-1])
     assert peaks["cuda"] - peaks["cpu"] == block

@@ -44,8 +44,8 @@ def consistent(document: dict[str, Any]) -> None:
         assert document[key] == max(phase[key] for phase in used)
     assert document["disk_bytes"] == sum(phase["disk_bytes"] for phase in used)
     train = phases["train"]["device"]
-    assert train["adapters"] == train["gradients"] > 0
-    assert train["optimizer"] >= 2 * train["adapters"]
+    assert train["adapters"] >= train["gradients"] > 0  # some of SD3's LoRA layers never get a gradient
+    assert train["optimizer"] >= 2 * train["gradients"]
 
 
 @pytest.mark.parametrize("family", TINY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 import sys
@@ -10,8 +11,8 @@ from pathlib import Path
 from PIL import Image
 
 from blockskip.evaluation.fidelity import Fidelity
-from blockskip.measure import PhaseRecord
-from blockskip.report.content import Column, Report, RunFacts
+from blockskip.measure import Peaks, PhaseRecord
+from blockskip.report.content import Column, Overrun, Report, RunFacts
 from tests.evaluation.pictures import ball, grass, noise, stripes
 
 MIB = 2**20
@@ -135,7 +136,29 @@ def hostile() -> Report:
     )
 
 
-EXAMPLES = {"full": full, "device": lambda: full(41_000), "single": single, "bare": bare, "hostile": hostile}
+def budget(device: float = 0) -> Report:
+    """A run that was planned, and took more than it was given."""
+    planned = {
+        "encode": Peaks(190 * MIB), "precompute": Peaks(131 * MIB, int(device * MIB)),
+        "train": Peaks(150 * MIB, int(device * MIB / 2)),
+    }  # fmt: skip
+    advice = "--train.gradient-checkpointing or --train.stream-middle"
+    overruns = [
+        Overrun("train", "memory", 190 * MIB, 160 * MIB, advice),
+        Overrun("the run", "disk space", 3 * MIB, 2 * MIB, "<b>"),
+    ]
+    facts = dataclasses.replace(blockskip(device), planned=planned, overruns=overruns)
+    return Report("out", "", [], [], [Column("DiT-BlockSkip", [], [(1, 0.4)], facts)])
+
+
+EXAMPLES = {
+    "full": full,
+    "device": lambda: full(41_000),
+    "single": single,
+    "bare": bare,
+    "hostile": hostile,
+    "budget": budget,
+}
 
 if __name__ == "__main__":
     from blockskip.report.html import write_report

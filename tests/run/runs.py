@@ -3,6 +3,7 @@
 import json
 import tomllib
 import warnings
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import blockskip
-from blockskip.run import RunResult
+from blockskip.run import Prepared, RunResult, prepare
+from blockskip.settings import SHORT, from_flat
 from blockskip.store.groups import GroupStore
 
 PROMPT = "a photo of sks dog"
@@ -101,20 +103,30 @@ class Runs:
         """Arguments of ``blockskip.train``: those above, changed."""
         return {"model": self.model, "images": self.images, **SETTINGS, **changes}
 
+    def prepared(self, output: Path, **changes: Any) -> Prepared:
+        """The run with these changes, checked and not begun."""
+        given = self.settings(output=output, **changes)
+        values = {SHORT.get(name, name.replace("__", ".")): value for name, value in given.items()}
+        return prepare(from_flat({name: str(v) if isinstance(v, Path) else v for name, v in values.items()}))
+
     def folder(self) -> Path:
         """A new output folder; it does not exist yet."""
         self._count += 1
         return self.root / f"{self._count:03d}"
 
-    def __call__(self, output: Path | None = None, *, report: bool = False, **changes: Any) -> Run:
-        """Do a run, or continue the one in ``output``; without its report, which takes as long as the run."""
+    def __call__(
+        self, output: Path | None = None, *, report: bool = False, planned: bool = False, **changes: Any
+    ) -> Run:
+        """Do a run, or continue the one in ``output``; without report and plan, each of which takes as long as it."""
         output = output or self.folder()
         settings = self.settings(output=output, **changes)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "[0-9]+ groups are too few")
-            if report:
-                return Run(output, blockskip.train(**settings))
-            with patch("blockskip.run.api.write_run_report"):
+            with ExitStack() as left_out:
+                if not report:
+                    left_out.enter_context(patch("blockskip.run.api.write_run_report"))
+                if not planned:
+                    left_out.enter_context(patch("blockskip.run.job.plan_run", lambda prepared: None))
                 return Run(output, blockskip.train(**settings))
 
     def once(self, **changes: Any) -> Run:

@@ -90,7 +90,7 @@ def test_a_failing_preview_is_told_and_ends_nothing(
     often = {"preview__every": 2} if isinstance(error, RuntimeError) else {}
     run = flux_runs(preview__prompts=["a dog"], **often, **PREVIEW)
     assert run.adapter == flux_runs.once().adapter
-    told = [line for line in capsys.readouterr().out.splitlines() if "preview" in line]
+    told = [line for line in capsys.readouterr().out.splitlines() if "the preview at" in line]
     steps = (2, STEPS) if often else (STEPS,)
     assert len(told) == len(steps)
     assert all(f"the preview at step {step} failed" in line for step, line in zip(steps, told, strict=True))

@@ -74,13 +74,15 @@ def add_lora(
     for module in model.modules():
         if isinstance(module, LoraLayer):
             module.cast_input_dtype_enabled = False
+    held = (value.device for value in model.parameters() if value.device.type != "meta")
+    device = next(held, torch.device("meta"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for name, parameter in sorted(model.named_parameters()):
             if "lora_" not in name:
                 continue
             if parameter.device.type == "meta":  # PEFT puts pairs beside their layers, and a streamed block's are empty
-                parameter = _with_memory(model, name)
+                parameter = _with_memory(model, name, device)
             if ".lora_A." in name:  # drawn again in a fixed order and on the CPU: the same on every device
                 drawn = torch.empty(parameter.shape, dtype=torch.float32)
                 nn.init.kaiming_uniform_(drawn, a=5**0.5)
@@ -92,10 +94,9 @@ def add_lora(
     return parameters
 
 
-def _with_memory(model: nn.Module, name: str) -> nn.Parameter:
+def _with_memory(model: nn.Module, name: str, device: torch.device) -> nn.Parameter:
     """A zero parameter in the place of an empty one, on the device of what the model holds in memory."""
     layer, _, own = name.rpartition(".")
-    device = next((value.device for value in model.parameters() if value.device.type != "meta"), torch.device("meta"))
     parameter = nn.Parameter(torch.zeros(model.get_parameter(name).shape, device=device))
     setattr(model.get_submodule(layer), own, parameter)
     return parameter

@@ -73,6 +73,10 @@ class Family(ABC):
         """Pixels per side of a token; sides of patches are multiples of it."""
         return self.vae_factor(vae_config) * self.token_patch(transformer_config)
 
+    def largest_side(self, vae_config: Mapping[str, Any], transformer_config: Mapping[str, Any]) -> int | None:
+        """Pixels per side of the largest picture that the model has positions for; None: of any size."""
+        return None
+
     @abstractmethod
     def tokenize(self, tokenizers: Mapping[str, Any], prompts: Sequence[str], length: int) -> dict[str, torch.Tensor]:
         """Token ids (and masks), int64 (B, tokens), by text encoder, for ``encode_text``."""

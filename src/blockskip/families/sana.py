@@ -22,7 +22,7 @@ class Sana(Family):
     name = "sana"
     pipeline_class = "SanaPipeline"
     transformer_class = "SanaTransformer2DModel"
-    layout = BlockLayout(lists=("transformer_blocks",), returns=(IMAGE,))
+    layout = BlockLayout(lists=("transformer_blocks",), returns=(IMAGE,), cross="attn2")
     defaults = Defaults(
         full_resolution=1024, text_length=300, distribution="uniform", shift=1.0, guidance_scale=1.0,
         num_inference_steps=20, preview_guidance=4.5,

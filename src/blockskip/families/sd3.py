@@ -46,6 +46,10 @@ class StableDiffusion3(KLFamily):
         """2 in the published models."""
         return int(transformer_config["patch_size"])
 
+    def largest_side(self, vae_config: Mapping[str, Any], transformer_config: Mapping[str, Any]) -> int | None:
+        """The side of the table of positions, of which a picture takes the centre (3072 for 3.5 large)."""
+        return int(transformer_config["pos_embed_max_size"]) * self.pixel_stride(vae_config, transformer_config)
+
     def tokenize(self, tokenizers: Mapping[str, Any], prompts: Sequence[str], length: int) -> dict[str, torch.Tensor]:
         """Ids of both CLIPs in the first one's own length (77), T5 ids of ``length``; no mask is used."""
         limits = dict.fromkeys(("tokenizer", "tokenizer_2"), tokenizers["tokenizer"].model_max_length)

@@ -6,20 +6,31 @@ import dataclasses
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from blockskip import builtin
 from blockskip.config import Config
 from blockskip.errors import UserError
+from blockskip.families import Family
+from blockskip.loading.selected import selected_split
 from blockskip.loading.source import ModelSource
-from blockskip.method.split import Split, split_for_ratio
+from blockskip.method.split import Split
 from blockskip.precision import resolve_dtype
+from blockskip.presets import split_for
 
 
 def resolutions(config: Config, source: ModelSource) -> tuple[int, int]:
-    """(full resolution, training resolution) in pixels."""
-    stride = source.pixel_stride
+    """(full resolution, training resolution) in pixels.
+
+    Raises:
+        UserError: the model has no positions for patches of that resolution.
+    """
+    stride, largest = source.pixel_stride, source.largest_side
+    if largest is not None and (config.data.resolution or 0) > largest:
+        raise UserError(f"data.resolution = {config.data.resolution} is more than this model takes; take {largest}.")
     full = config.data.full_resolution or max(source.full_resolution, config.data.resolution or 0)
-    return full, config.data.resolution or max(stride, full // 2 // stride * stride)
+    half = max(stride, full // 2 // stride * stride)
+    return full, config.data.resolution or min(half, largest or half)
 
 
 def resolved(config: Config, source: ModelSource, full: int, resolution: int, device: torch.device) -> Config:
@@ -82,19 +93,36 @@ def streamed_blocks(config: Config, split: Split, num_blocks: int) -> range:
     return range(middle.start if config.train.stream_middle else middle.stop, tail)
 
 
-def split_of(config: Config, num_blocks: int) -> Split:
-    """The blocks to skip, of a model with ``num_blocks``.
+def split_of(config: Config, family: Family, model: nn.Module) -> tuple[Split, str | None]:
+    """The blocks to skip, and where that split is from: the settings, a selection, a preset; None is scaled from FLUX.
+
+    Args:
+        model: the transformer, without weights will do.
 
     Raises:
-        UserError: no block would be left.
+        UserError: no block would be left, or the selection cannot be used.
     """
-    skip = config.skip
+    skip, blocks = config.skip, family.layout.counts(model)
+    given = skip.front is not None or skip.tail is not None
+    if given and skip.selection:
+        raise UserError("skip.selection chooses skip.front and skip.tail; give either the file or the numbers.")
+    source: str | None
     try:
-        if skip.front is not None or skip.tail is not None:
-            split = Split(skip.front or 0, skip.tail or 0)
+        if given:
+            split, source = Split(skip.front or 0, skip.tail or 0), "skip.front and skip.tail"
+        elif skip.selection:
+            split, source = selected_split(skip.selection, family.name, blocks, skip.ratio), skip.selection
         else:
-            split = split_for_ratio(skip.ratio, num_blocks)
-        split.middle(num_blocks)
+            split, source = split_for(family.name, blocks, skip.ratio)
+        split.middle(sum(blocks))
     except ValueError as error:
         raise UserError(f"skip: {error}.") from None
-    return split
+    return split, source
+
+
+def fixed_split(config: Config, split: Split) -> Config:
+    """The config with the split of a selection written out, so that it no longer depends on that file."""
+    if not config.skip.selection:
+        return config
+    skip = dataclasses.replace(config.skip, front=split.front, tail=split.tail, selection=None)
+    return dataclasses.replace(config, skip=skip)

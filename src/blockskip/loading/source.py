@@ -94,9 +94,15 @@ class ModelSource:
         return self.family.pixel_stride(self.config("vae"), self.config("transformer"))
 
     @property
+    def largest_side(self) -> int | None:
+        """Pixels per side of the largest picture that the model can draw; None: of any size."""
+        return self.family.largest_side(self.config("vae"), self.config("transformer"))
+
+    @property
     def full_resolution(self) -> int:
         """Pixels that the model was made for."""
-        return int(self.settings.get("full_resolution", self.family.defaults.full_resolution))
+        made_for = int(self.settings.get("full_resolution", self.family.defaults.full_resolution))
+        return min(made_for, self.largest_side or made_for)
 
     @property
     def text_length(self) -> int:

@@ -27,12 +27,15 @@ class BlockLayout:
         returns: names of what a block returns, in order; a mapping when the lists differ.
         head: attribute name of the module that receives the image tokens after the last block.
         order: where the image tokens stand in attention and in joint streams; None where they never meet the text.
+        cross: attribute name, inside a block, of the module by which image tokens read the text where that is
+            cross-attention; its output is added to the image stream. None where text and image attend jointly.
     """
 
     lists: tuple[str, ...]
     returns: Returns | Mapping[str, Returns]
     head: str = "norm_out"
     order: Literal["txt_img", "img_txt"] | None = None
+    cross: str | None = None
 
     def names(self, model: nn.Module) -> list[str]:
         """Full names of all blocks in forward order, for example ``single_transformer_blocks.3``."""
@@ -42,9 +45,13 @@ class BlockLayout:
         """The modules (blocks or stubs) that stand at ``names``."""
         return [block for name in self.lists for block in getattr(model, name)]
 
+    def counts(self, model: nn.Module) -> tuple[int, ...]:
+        """How many blocks each list has, in forward order."""
+        return tuple(len(getattr(model, name)) for name in self.lists)
+
     def count(self, model: nn.Module) -> int:
         """L, the number of blocks."""
-        return sum(len(getattr(model, name)) for name in self.lists)
+        return sum(self.counts(model))
 
     def replace(self, model: nn.Module, index: int, block: nn.Module) -> nn.Module:
         """Put a module in the place of block ``index`` and return what stood there."""

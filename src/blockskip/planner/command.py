@@ -1,17 +1,24 @@
-"""What ``blockskip plan`` prints: a plan or a comparison, as text or JSON, with times and a chart where asked for."""
+"""What ``blockskip plan`` prints: a plan, a comparison or a table of cards, with times and a chart where asked for."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from blockskip.config import Config
 from blockskip.planner import timing
+from blockskip.planner.cards import CARDS, card_memory, fitted_cards
+from blockskip.planner.cards import as_json as cards_json
+from blockskip.planner.cards_text import render_markdown, render_text, short_name
 from blockskip.planner.chart import check_chart, write_chart
 from blockskip.planner.compare import compare as compared
+from blockskip.planner.named import named_models
 from blockskip.planner.request import make_request
 from blockskip.planner.text import render_comparison, render_plan
+from blockskip.progress import progress
 
 
 def plan(
@@ -46,6 +53,35 @@ def plan(
         return _json({"plans": {row.name: row.plan.as_json() for row in rows}})
     written = "" if chart is None else f"\nChart: {chart}"
     return render_comparison(rows).rstrip("\n") + written
+
+
+def table(
+    values: Mapping[str, Any],
+    models: Sequence[str] = (),
+    cards: Sequence[str] = (),
+    *,
+    as_json: bool = False,
+    markdown: bool = False,
+) -> str:
+    """What fits on which card: the text to print, without its last line break.
+
+    Args:
+        values: dotted keys that the user set, without model and device memory.
+        models: default: all that are built in.
+        cards: their memory, ``8GB``; default: the usual sizes.
+        as_json: ``cards.as_json``.
+        markdown: a Markdown table.
+
+    Raises:
+        UserError: something that was given cannot be used.
+    """
+    sizes = [card_memory(card) for card in cards] or list(CARDS)
+    models = models or named_models()
+    with progress(len(models) * len(sizes), "Plans") as bar:
+        rows = fitted_cards(values, models, sizes, lambda model: bar.advance(1, short_name(model)))
+    if as_json:
+        return _json(cards_json(rows))
+    return render_markdown(rows) if markdown else render_text(rows)
 
 
 def _json(document: dict[str, object]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -72,7 +73,10 @@ class LiveBytes(TorchDispatchMode):
             parameter.register_post_accumulate_grad_hook(lambda value: self.tag([value.grad], "gradients"))
 
     def add_to_peaks(self, size: int, role: str = "activations") -> None:
-        """Raise the peaks by what is there and was not counted: by default of calls like the one that was run."""
+        """Raise the peaks by what is there all the time and was not counted; lower them by what was and is not.
+
+        By default the size is of calls like the one that was run.
+        """
         self.device_peak += size
         self.pool_peak += size
         self.device_split[role] += size
@@ -81,6 +85,8 @@ class LiveBytes(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run the operation and look at what it made."""
+        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # autograd asks for it at every step, and nothing is made
         output = func(*args, **(kwargs or {}))
         for storage in _storages(tree_leaves(output)):
             self._add(storage, self._role)

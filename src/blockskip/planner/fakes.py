@@ -41,6 +41,8 @@ class FakeBlocks:
         self.layout = setting.source.family.layout
         self.model = empty_part(setting.source, "transformer", setting.dtype)
         self.empty = install_stubs(self.model, self.layout, range(setting.num_blocks))
+        #: Values of the largest tensor of a block, which is read at a time.
+        self.largest_tensor = max(value.numel() for block in self.empty.values() for value in block.parameters())
         self._live = live
 
     def fill(self) -> None:
@@ -87,11 +89,14 @@ class FakeTraining:
     def __init__(self, setting: Setting, live: LiveBytes) -> None:
         config, layout = setting.config, setting.source.family.layout
         self._live = live
+        #: Ids of the parameters that a backward pass gave a gradient.
+        self.reached: set[int] = set()
         model = empty_part(setting.source, "transformer", setting.dtype)
         blocks = layout.blocks(model)
         self.skipped = SkippedModel(model, layout, setting.stored, setting.rule)
-        middle = (blocks[index] for index in setting.split.middle(setting.num_blocks))
-        self.largest_tensor = max(value.numel() for block in middle for value in block.parameters())
+        run = (blocks[index] for index in {*setting.split.middle(setting.num_blocks), *setting.streamed})
+        #: Values of the largest tensor of the blocks that are run.
+        self.largest_tensor = max(value.numel() for block in run for value in block.parameters())
         if config.model.quantization != "none":
             for index in setting.split.middle(setting.num_blocks):
                 for name, layer in linear_layers(blocks[index]).items():
@@ -132,6 +137,9 @@ class FakeTraining:
         self._live.tag([*self.model.buffers(), *tables(self.model)], "weights")
         self._live.tag(parameters, "adapters")
         self._live.watch_gradients(parameters)
+        reached = self.reached  # a hook that held this object would keep it for ever, since a hook is not seen by gc
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(lambda value: reached.add(id(value)))
         return parameters
 
     def kept(self) -> int:

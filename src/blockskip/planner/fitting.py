@@ -50,7 +50,7 @@ def fit_config(config: Config, fixed: set[str], budget: Budget, device: torch.de
     kind = device.type
 
     def plan(wanted: Config) -> Any:
-        return make_request(replace(wanted, train=replace(wanted.train, device=kind))).plan()
+        return make_request(replace(wanted, train=replace(wanted.train, device=kind))).plan(previews=False)
 
     return fit(config, fixed, budget, plan, _longest_caption(config))
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import diffusers
 import peft
@@ -17,40 +15,32 @@ import transformers
 from blockskip import __version__
 from blockskip.adapters.frozen import FrozenAdapters
 from blockskip.keys import file_sha256
-from blockskip.planner import phases
-from blockskip.planner.parts import configs_of
-from blockskip.planner.plan import Plan
+from blockskip.planner import encoding, phases
+from blockskip.planner.parts import configs_of, stored_dtype
+from blockskip.planner.plan import PhasePlan, Plan
 from blockskip.planner.previews import preview
+from blockskip.planner.reuse import WITHOUT_WEIGHT, shared
 from blockskip.planner.setting import Setting
 from blockskip.settings import to_flat
 
-#: Settings that do not change what a run takes.
-WITHOUT_WEIGHT = (
-    "output",
-    "data.images",
-    "data.prompt",
-    "data.class_images",
-    "data.class_prompt",
-    "features.cache",
-    "model.path",
-)
 
-
-def make_plan(setting: Setting, remarks: tuple[str, ...] = (), *, remember: bool = True) -> Plan:
+def make_plan(setting: Setting, remarks: tuple[str, ...] = (), *, remember: bool = True, previews: bool = True) -> Plan:
     """What every phase of a run takes.
 
     Args:
         remarks: sentences to keep with the plan.
+        previews: plan one picture where the run draws none; else that phase has no figures.
         remember: take a plan that was made for the same setting before, and keep this one.
     """
-    place = _memory(setting)
+    previews = previews or bool(setting.config.preview.prompts)
+    place = _memory(setting, previews)
     if remember:
         try:
             document = json.loads(place.read_text(encoding="utf-8"))
             return Plan.from_json(document | {"remarks": list(remarks), "model": setting.source.name})
         except (OSError, ValueError, KeyError, TypeError):
             pass
-    plan = _count(setting, remarks)
+    plan = _count(setting, remarks, previews)
     if remember:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -62,19 +52,21 @@ def make_plan(setting: Setting, remarks: tuple[str, ...] = (), *, remember: bool
     return plan
 
 
-def _count(setting: Setting, remarks: tuple[str, ...]) -> Plan:
+def _count(setting: Setting, remarks: tuple[str, ...], previews: bool) -> Plan:
     adapters = FrozenAdapters(setting.config.model.base_adapters) if setting.config.model.base_adapters else None
-    text_plan, text = _once("text", setting, phases.encode_text, ("data.text_length", "model.stream_text_encoders"))
-    pictures = _once("pictures", setting, phases.encode_pictures, ("data.full_resolution", "train.batch_size"))
-    features_plan, features = phases.precompute(setting, text, adapters)
-    train, adapter = phases.train(setting, text, features, adapters)
+    encoders, text = shared("encode text", setting, lambda: encoding.text_encoders(setting))
+    features_plan, features = shared("precompute", setting, lambda: phases.precompute(setting, text, adapters))
+    trained = shared("train", setting, lambda: phases.train(setting, text, features, adapters))
+    drawn = PhasePlan(used=False)
+    if previews:
+        drawn = shared("preview", setting, lambda: preview(setting, encoders, text))
     found = {
-        "encode text": text_plan,
-        "encode pictures": pictures,
+        "encode text": encoding.text_phase(setting, encoders, text),
+        "encode pictures": shared("encode pictures", setting, lambda: encoding.encode_pictures(setting)),
         "precompute": features_plan,
-        "train": train,
-        "preview": preview(setting, text, text_plan, adapter),
-        "save": phases.save(setting, adapter, train),
+        "train": trained.plan,
+        "preview": drawn,
+        "save": phases.save(setting, trained),
     }
     split = (setting.split.front, setting.split.tail)
     return Plan(
@@ -83,36 +75,21 @@ def _count(setting: Setting, remarks: tuple[str, ...]) -> Plan:
     )  # fmt: skip
 
 
-#: Results of phases that many plans of one process share: fitting to a budget changes one setting after another.
-_known: dict[tuple[object, ...], Any] = {}
-
-
-def _once(name: str, setting: Setting, count: Callable[[Setting], Any], keys: tuple[str, ...]) -> Any:
-    """The result of a phase that depends on these keys, and on what is part of every plan."""
-    flat = to_flat(setting.config)
-    key = (
-        name, str(setting.source.folder), setting.device.type, setting.dtype, setting.size, setting.groups,
-        setting.captions, *(flat[item] for item in keys),
-    )  # fmt: skip
-    if key not in _known:
-        _known[key] = count(setting)
-    return _known[key]
-
-
 def _settings(setting: Setting) -> dict[str, object]:
     flat = to_flat(setting.config)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()}
 
 
-def _memory(setting: Setting) -> Path:
+def _memory(setting: Setting, previews: bool) -> Path:
     """Where the plan is remembered: named by everything it depends on."""
     settings = {name: repr(value) for name, value in _settings(setting).items() if name not in WITHOUT_WEIGHT}
     versions = [__version__, torch.__version__, diffusers.__version__, transformers.__version__, peft.__version__]
-    stored = [str(phases.stored_dtype(setting.source, part)) for part in ("transformer", "vae")]
+    parts = ("transformer", "vae", *(encoder for _, encoder in setting.source.text_parts))
+    stored = [str(stored_dtype(setting.source, part)) for part in parts]
     document = [
         versions, [file_sha256(path) for path in configs_of(setting.source.folder)], settings, stored,
         str(setting.device.type), setting.size, setting.groups, setting.captions, setting.reference,
-        type(setting.rule).__qualname__, _own_code(),
+        type(setting.rule).__qualname__, previews, _own_code(),
     ]  # fmt: skip
     name = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:32]
     folder = os.environ.get("BLOCKSKIP_CACHE")

@@ -1,4 +1,5 @@
-"""What each phase takes: its own kernel runs on fake tensors at the model's true size, and live bytes are counted.
+"""What the phases of the transformer take: its kernels run on fake tensors at the model's true size, and live bytes are
+counted.
 
 Device memory is what the counter saw. Host memory is made of the same tensors where they wait, of the stores' buffers
 and of the weights files as they are read; how much of each is written down by name.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,158 +17,26 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from blockskip.adapters.frozen import FrozenAdapters
-from blockskip.families import Text, stack_text
+from blockskip.families import Text
 from blockskip.features.precompute import Input, Window
-from blockskip.loading.encoders import TOGETHER, layer_names
+from blockskip.loading.quantized import PIECE
 from blockskip.method.ahead import AheadOfBlocks
 from blockskip.method.layout import State
 from blockskip.method.skipping import Features, run_block, run_head, span_features
+from blockskip.planner.around import CPU, bytes_of, finish, kernel, new, new_group, reading
 from blockskip.planner.autocast import like_device
 from blockskip.planner.counting import HOST, LiveBytes
-from blockskip.planner.fakes import Different, FakeBlocks, FakeTraining, visiting_layers
-from blockskip.planner.parts import empty_part, fake, fake_tensors, stored_dtype
-from blockskip.planner.plan import PhasePlan, counted
+from blockskip.planner.fakes import Different, FakeBlocks, FakeTraining
+from blockskip.planner.parts import fake_tensors, stored_dtype
+from blockskip.planner.plan import PhasePlan
 from blockskip.planner.setting import Setting, disk_limit, window_bytes
-from blockskip.precision import compute
+from blockskip.planner.updates import fake_optimizer, make_state, update
 from blockskip.store.behind import THREADS, WAITING
-from blockskip.training.optimizer import make_optimizer
+from blockskip.training.optimizer import parameter_state
 from blockskip.training.step import MicroBatch, training_loss
 
-CPU = torch.device("cpu")
 #: Groups that the stores read ahead while one is used (``GroupStore.read_ahead``).
 AHEAD = 2
-#: How many copies of the adapter a checkpoint holds: itself and AdamW's two moments.
-CHECKPOINT_COPIES = 3
-
-
-def bytes_of(tensors: Mapping[str, torch.Tensor]) -> int:
-    """Bytes of named tensors; an expanded tensor counts by its storage."""
-    return sum(value.untyped_storage().nbytes() for value in tensors.values())
-
-
-@contextlib.contextmanager
-def kernel(setting: Setting) -> Iterator[None]:
-    """The surroundings of a kernel on the planned device."""
-    with like_device(setting.device), compute(CPU, setting.dtype):
-        yield
-
-
-def new(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A tensor without values."""
-    return torch.empty(shape, dtype=dtype)
-
-
-def latent_shape(setting: Setting, width: int, height: int) -> tuple[int, int, int]:
-    """(C, h, w) of the latents of a picture in pixels."""
-    vae = setting.source.config("vae")
-    factor = setting.source.family.vae_factor(vae)
-    return setting.source.family.latent_channels(vae), height // factor, width // factor
-
-
-def loading(setting: Setting, part: str, parameters: int, mapped: int | None = None) -> dict[str, int]:
-    """Host memory that weights files take while a part is read.
-
-    Args:
-        parameters: values that are kept.
-        mapped: values of the file that are in memory at once; default: all that are kept.
-    """
-    stored = stored_dtype(setting.source, part)
-    size = torch.empty((), dtype=stored, device="meta").element_size()
-    if setting.pool and stored == setting.dtype:
-        return {}  # the tensors are the mapped file itself
-    return {"weights file": (parameters if mapped is None else mapped) * size}
-
-
-def finish(setting: Setting, live: LiveBytes, host: dict[str, int], **others: object) -> PhasePlan:
-    """The phase; where device and host are one memory, the host holds both."""
-    held = sum(host.values())
-    peak = live.pool_peak + held if setting.pool else held
-    return counted(live, host_peak_bytes=peak, host=host, **others)
-
-
-def encode_text(setting: Setting) -> tuple[PhasePlan, Text]:
-    """One text encoder after the other; the conditioning tensors of one prompt come with it."""
-    source, family = setting.source, setting.source.family
-    streamed = setting.config.model.stream_text_encoders
-    text: Text = {}
-    plans, flops, read = [], 0, 0
-    counts = family.token_counts(setting.text_length)
-    fakes = fake_tensors()
-    for _, part in source.text_parts:
-        live = LiveBytes()
-        encoder = empty_part(source, part, setting.dtype)
-        longest = getattr(encoder.config, "max_position_embeddings", None)
-        total = sum(value.numel() for value in encoder.parameters())
-        names = layer_names(encoder) if streamed else []
-        largest = max(
-            (sum(v.numel() for v in encoder.get_submodule(name).parameters()) for name in names), default=total
-        )
-        with fakes, live, _placed(encoder, names, live) as waiting, torch.no_grad(), kernel(setting):
-            live.reset_peaks()
-            ids = {
-                name: torch.ones(1, min(count, longest or count), dtype=torch.int64) for name, count in counts.items()
-            }
-            text |= family.encode_text({part: encoder}, ids)
-        if waiting:  # the other prompts that share the reading of a layer wait ahead of it, or of the next one
-            live.add_to_peaks((min(TOGETHER, setting.captions) - 1) * max(waiting))
-        flops += live.flops
-        read += total
-        host = loading(setting, part, total, largest)
-        plans.append(finish(setting, live, host))
-        del encoder
-    with fakes:
-        text = family.join_text(source.config("transformer"), text, setting.text_length)
-    largest_plan = max(plans, key=lambda plan: (plan.device_peak_bytes, plan.host_peak_bytes))
-    texts = setting.captions * bytes_of(text)
-    host = largest_plan.host | {"encoded text": texts}
-    return PhasePlan(
-        largest_plan.device_peak_bytes, largest_plan.device, max(plan.host_peak_bytes for plan in plans) + texts, host,
-        texts, read * stored_dtype(source, source.text_parts[-1][1]).itemsize, flops * setting.captions,
-    ), text  # fmt: skip
-
-
-@contextlib.contextmanager
-def _placed(encoder: nn.Module, layers: list[str], live: LiveBytes) -> Iterator[list[int]]:
-    if layers:
-        with visiting_layers(encoder, layers, live) as waiting:
-            yield waiting
-        return
-    fake(encoder)
-    live.tag_module(encoder)
-    yield []
-
-
-def encode_pictures(setting: Setting) -> PhasePlan:
-    """The autoencoder over one group at a time."""
-    source, config = setting.source, setting.config
-    batch, (width, height) = config.train.batch_size, setting.size
-    vae = empty_part(source, "vae", setting.dtype)
-    with fake_tensors():
-        live = LiveBytes()
-        with live:
-            fake(vae)
-            live.tag_module(vae)
-            live.reset_peaks()
-            shape = (batch, *latent_shape(setting, width, height))
-            with torch.no_grad(), kernel(setting):
-                pixels = new((batch, 3, height, width), setting.dtype)
-                latents = source.family.encode_pixels(vae, pixels, new(shape)).float()
-        stored = bytes_of({"latents": latents})
-        total = sum(value.numel() for value in vae.parameters())
-    full = config.data.full_resolution or height
-    host = loading(setting, "vae", total)
-    host |= {"pictures": 3 * full * full * 4, "pixels": batch * 3 * height * width * 4}
-    return finish(
-        setting, live, host, disk_bytes=setting.groups * stored,
-        read_bytes=total * stored_dtype(source, "vae").itemsize, flops_forward=setting.groups * live.flops,
-    )  # fmt: skip
-
-
-def _group(setting: Setting, text: Text) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Text]:
-    batch = setting.config.train.batch_size
-    shape = (batch, *latent_shape(setting, *setting.size))
-    own = {name: new(tuple(value.shape), value.dtype) for name, value in text.items()}
-    return new(shape), new(shape), new((batch,)), stack_text([own] * batch)
 
 
 def precompute(setting: Setting, text: Text, adapters: FrozenAdapters | None = None) -> tuple[PhasePlan, Features]:
@@ -181,6 +51,7 @@ def precompute(setting: Setting, text: Text, adapters: FrozenAdapters | None = N
         with live:
             blocks.fill()
             live.reset_peaks()
+            weights = live.now["weights"]
             seen: dict[object, int] = {}
             state: State | None = None
             front: State | None = None
@@ -221,20 +92,23 @@ def precompute(setting: Setting, text: Text, adapters: FrozenAdapters | None = N
             features = span_features(layout, setting.rule, front, tail, head)
         window_of = Window(blocks, source, split, setting.rule, stop, setting.dtype, CPU, setting.guidance)
         with like_device(setting.device), Different():
-            group = window_of.group_bytes(Input("", *_group(setting, text)))
+            group = window_of.group_bytes(Input("", *new_group(setting, text)))
         total = sum(value.numel() for block in blocks.empty.values() for value in block.parameters())
     window = min(setting.groups, max(1, window_bytes(setting) // group))
     windows = -(-setting.groups // window)
     stored = setting.groups * bytes_of(features)
     limit = disk_limit(setting)
-    host = loading(setting, "transformer", total, largest)
-    host |= {"window of states": window * group, "encoded text": setting.captions * bytes_of(text)}
+    frame = sum(value.numel() for value in blocks.model.parameters())
+    texts = {"encoded text": setting.captions * bytes_of(text)}
+    host = reading(setting, "transformer", largest, blocks.largest_tensor)
+    host |= {"window of states": window * group} | texts
     if windows > 1:  # groups of the window before may still be on their way to the disk
         host["written groups"] = min(window, THREADS + WAITING) * bytes_of(features)
     if setting.pool:  # the group that was run is one of the window
         host["window of states"] -= min(window * group, bytes_of(state))
+    before = texts | reading(setting, "transformer", frame, frame)
     return finish(
-        setting, live, host, disk_bytes=stored if limit is None else min(stored, limit),
+        setting, live, host, before, weights, disk_bytes=stored if limit is None else min(stored, limit),
         read_bytes=windows * total * stored_dtype(source, "transformer").itemsize,
         flops_forward=setting.groups * live.flops,
     ), features  # fmt: skip
@@ -257,7 +131,7 @@ def _ahead(setting: Setting, ahead: AheadOfBlocks, outputs: list[Any], index: in
 
 def _inputs(setting: Setting, text: Text) -> dict[str, object]:
     family, config = setting.source.family, setting.source.config("transformer")
-    latents, noise, sigma, own = _group(setting, text)
+    latents, noise, sigma, own = new_group(setting, text)
     return family.noisy_inputs(config, latents, noise, sigma, own, setting.guidance, setting.dtype)
 
 
@@ -275,10 +149,24 @@ def _away(live: LiveBytes, state: Mapping[str, torch.Tensor | None]) -> State:
     return kept
 
 
-def train(
-    setting: Setting, text: Text, features: Features, adapters: FrozenAdapters | None = None
-) -> tuple[PhasePlan, int]:
-    """One optimiser step with the optimiser's state in place; the adapter's bytes come with it."""
+@dataclass(frozen=True)
+class Trained:
+    """What training takes.
+
+    Args:
+        adapter: bytes of the LoRA parameters.
+        optimizer: bytes of the optimiser's state: of the parameters that a gradient reaches.
+        resident: bytes of weights that stay on the device between two steps.
+    """
+
+    plan: PhasePlan
+    adapter: int
+    optimizer: int
+    resident: int
+
+
+def train(setting: Setting, text: Text, features: Features, adapters: FrozenAdapters | None = None) -> Trained:
+    """One optimiser step with the optimiser's state in place."""
     source, config = setting.source, setting.config
     accumulation = config.train.gradient_accumulation_steps
     live = LiveBytes()
@@ -288,62 +176,69 @@ def train(
         parameters = training.fill()
         if adapters is not None:
             adapters.attach(model.model, device=CPU)
-        optimizer = make_optimizer(parameters, config.train)
+        optimizer = fake_optimizer(parameters, config.train)
         for parameter in parameters:
             parameter.grad = torch.empty_like(parameter)
         live.tag([parameter.grad for parameter in parameters], "gradients")
         with live.role("optimizer"):
-            optimizer.step()  # makes the state
+            make_state(optimizer, parameters)
         if accumulation == 1:
             optimizer.zero_grad(set_to_none=True)
         model.model.train()
         live.reset_peaks()
-        live.flops = 0
+        live.flops, weights = 0, live.now["weights"]
         with live.role("other"):
-            latents, noise, sigma, own = _group(setting, text)
+            latents, noise, sigma, own = new_group(setting, text)
             weight = new((config.train.batch_size,))
             stored = {name: new(tuple(value.shape), value.dtype) for name, value in features.items()}
         batch = MicroBatch(latents, noise, sigma, weight, own, stored)
         own_config = source.config("transformer")
         with kernel(setting):
-            family = source.family
-            loss = training_loss(model, family, own_config, batch, setting.guidance, setting.dtype)
+            loss = training_loss(model, setting.family, own_config, batch, setting.guidance, setting.dtype)
         forward = live.flops
         (loss / accumulation).backward()
         backward = live.flops - forward
         del loss
         with live.role("optimizer"):
             nn.utils.clip_grad_norm_(parameters, config.train.max_grad_norm or float("inf"))
-            optimizer.step()
+            update(optimizer, parameters)
         live.add_to_peaks(training.bytes_ahead, "weights")
-        adapter = sum(value.numel() * value.element_size() for value in parameters)
-        kept, block = training.kept(), training.block_parameters
-    steps = config.train.steps * accumulation
-    quantized = config.model.quantization != "none"
-    largest = training.largest_tensor if quantized else block if setting.streamed else 0
+        state = {id(value): bytes_of(parameter_state(optimizer, value)) for value in parameters}
+        for parameter in parameters:
+            if id(parameter) not in training.reached:  # AdamW passes it over, and makes no state for it
+                live.add_to_peaks(-state.pop(id(parameter)), "optimizer")
+                live.add_to_peaks(-parameter.nbytes if accumulation > 1 else 0, "gradients")
+        resident = live.now["weights"] + training.bytes_ahead
+    steps, item = config.train.steps * accumulation, stored_dtype(source, "transformer").itemsize
     group = bytes_of(features) + bytes_of({"latents": latents})
-    host = loading(setting, "transformer", kept, max(kept, largest))
-    if quantized and not host:  # the one that is being quantised; the others are the file itself
-        host = {"weights file": largest * stored_dtype(source, "transformer").itemsize}
-    host |= {"read ahead": (AHEAD + 1) * group, "encoded text": setting.captions * bytes_of(text)}
-    reads = 2 * len(setting.streamed) * block * stored_dtype(source, "transformer").itemsize
-    return finish(
-        setting, live, host, read_bytes=steps * (group + reads), flops_forward=steps * forward,
+    texts = {"encoded text": setting.captions * bytes_of(text)}
+    before = texts | reading(setting, "transformer", training.kept(), training.kept())
+    host = {"read ahead": (AHEAD + 1) * group} | texts
+    if setting.streamed:
+        host |= reading(setting, "transformer", training.block_parameters, training.largest_tensor)
+    if config.model.quantization != "none":  # of one layer; a piece of it at a time is on its way to its packed form
+        quantizing = texts | {"weights file": training.largest_tensor * item, "piece": PIECE * setting.dtype.itemsize}
+        before = max(before, quantizing, key=lambda one: sum(one.values()))
+    reads = 2 * len(setting.streamed) * training.block_parameters * item
+    plan = finish(
+        setting, live, host, before, weights, read_bytes=steps * (group + reads), flops_forward=steps * forward,
         flops_backward=steps * backward,
-    ), adapter  # fmt: skip
+    )  # fmt: skip
+    return Trained(plan, sum(value.nbytes for value in parameters), sum(state.values()), resident)
 
 
-def save(setting: Setting, adapter: int, train_plan: PhasePlan) -> PhasePlan:
-    """Checkpoints and the adapter's file, from a small table: what is resident stays, copies go to the host."""
-    checkpoint = CHECKPOINT_COPIES * adapter
-    resident = {role: train_plan.device[role] for role in ("weights", "adapters", "optimizer")}
-    device = dict.fromkeys(train_plan.device, 0) | resident
+def save(setting: Setting, trained: Trained) -> PhasePlan:
+    """Checkpoints and the adapter's file, between two steps: what is resident stays, copies go to the host."""
+    checkpoint = trained.adapter + trained.optimizer
+    resident = {"weights": trained.resident, "adapters": trained.adapter, "optimizer": trained.optimizer}
     limit = setting.config.train.checkpoints_total_limit
     steps, every = setting.config.train.steps, setting.config.train.checkpoint_every
     made = 1 if not every else -(-steps // every)
-    copies = checkpoint if not setting.pool else adapter
     held = sum(resident.values())
+    host = {name: trained.plan.host[name] for name in ("read ahead", "encoded text")}
+    host["copies to write"] = trained.adapter if setting.pool else checkpoint
     return PhasePlan(
-        held, device, copies + (held if setting.pool else 0), {"copies to write": copies},
-        adapter + checkpoint * ((min(made, limit) if limit else made) + 1),
+        held, dict.fromkeys(trained.plan.device, 0) | resident,
+        sum(host.values()) + (held if setting.pool else 0), host,
+        trained.adapter + checkpoint * ((min(made, limit) if limit else made) + 1),
     )  # fmt: skip

@@ -21,6 +21,7 @@ from blockskip.planner.plan import Plan
 from blockskip.planner.setting import CAPTIONS, Setting, make_setting
 from blockskip.precision import resolve_device
 from blockskip.settings import size_in_bytes
+from blockskip.training.optimizer import check_optimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +37,13 @@ class Request:
     setting: Setting
     remarks: tuple[str, ...]
 
-    def plan(self) -> Plan:
-        """The plan, under the names that the user gave."""
-        plan, given = make_plan(self.setting, self.remarks), self.config
+    def plan(self, *, previews: bool = True) -> Plan:
+        """The plan, under the names that the user gave.
+
+        Args:
+            previews: of ``make_plan``.
+        """
+        plan, given = make_plan(self.setting, self.remarks, previews=previews), self.config
         names = {
             "model.path": given.model.path, "output": given.output, "data.images": given.data.images,
             "data.prompt": given.data.prompt, "data.class_images": given.data.class_images,
@@ -82,6 +87,7 @@ def make_request(config: Config) -> Request:
 
     device = attempt(planned_device, config.train.device)
     attempt(check_quantization, config.model.quantization)
+    attempt(check_optimizer, config.train.optimizer, device or torch.device("cpu"))
     for name, size in (("window", config.features.window), ("disk", config.features.disk)):
         if size:
             attempt(size_in_bytes, f"features.{name}", size)

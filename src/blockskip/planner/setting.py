@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from dataclasses import dataclass
 
@@ -10,8 +11,16 @@ import torch
 from blockskip.adapters.lora import target_names
 from blockskip.config import Config
 from blockskip.errors import UserError
+from blockskip.families import Family
 from blockskip.features.rules import load_rule
-from blockskip.loading.resolved import resolutions, resolved, split_of, stored_split, streamed_blocks
+from blockskip.loading.resolved import (
+    fixed_split,
+    resolutions,
+    resolved,
+    split_of,
+    stored_split,
+    streamed_blocks,
+)
 from blockskip.loading.source import ModelSource
 from blockskip.loading.transformer import empty_transformer
 from blockskip.method.skipping import SkipRule
@@ -47,6 +56,14 @@ class Setting:
     groups: int
     captions: int = CAPTIONS
     reference: bool = False
+
+    @property
+    def family(self) -> Family:
+        """The architecture of the training step; in the reference, text tokens are in it though no block reads them."""
+        family = copy.copy(self.source.family)
+        if self.reference:
+            vars(family)["text_in_blocks"] = True
+        return family
 
     @property
     def stored(self) -> Split:
@@ -105,7 +122,8 @@ def make_setting(
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
     config = resolved(config, source, full, resolution, device)
     layout, model = source.family.layout, empty_transformer(source)
-    split = split_of(config, layout.count(model))
+    split, _ = split_of(config, source.family, model)
+    config = fixed_split(config, split)
     middle = split.middle(layout.count(model))
     wanted = config.lora.targets or source.family.lora_targets
     targets = target_names(model, layout, middle, wanted, each=bool(config.lora.targets))

@@ -42,7 +42,7 @@ def render_plan(plan: Plan) -> str:
         times = [NONE if phase.seconds is None else duration(phase.seconds) for phase in columns]
         rows.append(["Time, estimated", *times])
     header = ["", *(name if phase.used else f"({name})" for name, phase in phases.items())]
-    lines = [*_wrap(heading(plan)), "", *_table(header, rows), ""]
+    lines = [*wrapped(heading(plan)), "", *aligned(header, rows), ""]
     for label, figure in (
         ("Device memory", lambda phase: phase.device_peak_bytes), ("Host memory", lambda phase: phase.host_peak_bytes),
     ):  # fmt: skip
@@ -52,7 +52,7 @@ def render_plan(plan: Plan) -> str:
     remarks = list(plan.remarks)
     if not phases["preview"].used:
         remarks.append("The run draws no previews (preview.prompts); in brackets, what one picture would take.")
-    return "\n".join([*lines, "", *(line for text in (*remarks, NOTE) for line in _wrap(text))]) + "\n"
+    return "\n".join([*lines, "", *(line for text in (*remarks, NOTE) for line in wrapped(text))]) + "\n"
 
 
 def render_comparison(rows: Sequence[Compared]) -> str:
@@ -62,7 +62,7 @@ def render_comparison(rows: Sequence[Compared]) -> str:
     """
     first = rows[0].plan
     lines = [
-        *_wrap(f"{first.model} on {first.device} in {first.dtype}, LoRA rank {first.settings['lora.rank']}, "
+        *wrapped(f"{first.model} on {first.device} in {first.dtype}, LoRA rank {first.settings['lora.rank']}, "
                f"{steps_of(first)}: plain LoRA beside skipped blocks"), "",
     ]  # fmt: skip
     plans = [row.plan for row in rows]
@@ -81,13 +81,13 @@ def render_comparison(rows: Sequence[Compared]) -> str:
     if any(value is not None for pair in seconds for value in pair):
         table.append(["Time, estimated", *(duration(sum(value or 0 for value in pair)) for pair in seconds)])
     names = [_lines(row.name, row.chosen) for row in rows]
-    lines += _table(["", *(name[0] for name in names)], table, ["", *(name[1] for name in names)])
+    lines += aligned(["", *(name[0] for name in names)], table, ["", *(name[1] for name in names)])
     lines.append("")
     if any(row.chosen for row in rows):
         lines.append("* the setting that was asked for")
-    lines += _wrap("Work: of all phases but previews, as a share of plain LoRA's at full resolution.")
+    lines += wrapped("Work: of all phases but previews, as a share of plain LoRA's at full resolution.")
     remarks = dict.fromkeys(remark for plan in plans for remark in plan.remarks)
-    return "\n".join([*lines, *(line for text in (*remarks, NOTE) for line in _wrap(text))]) + "\n"
+    return "\n".join([*lines, *(line for text in (*remarks, NOTE) for line in wrapped(text))]) + "\n"
 
 
 def heading(plan: Plan) -> str:
@@ -118,11 +118,12 @@ def _lines(name: str, chosen: bool) -> tuple[str, str]:
     return start + (" *" if chosen else ""), end
 
 
-def _wrap(text: str) -> list[str]:
+def wrapped(text: str) -> list[str]:
+    """Lines of at most 100 columns."""
     return textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
-def _table(header: list[str], rows: list[list[str]], second: list[str] | None = None) -> list[str]:
+def aligned(header: list[str], rows: list[list[str]], second: list[str] | None = None) -> list[str]:
     """Aligned lines: labels to the left, figures to the right, a rule below the header."""
     heads = [header] if second is None else [header, second]
     widths = [max(len(row[column]) for row in (*heads, *rows)) for column in range(len(header))]

@@ -20,9 +20,10 @@ from blockskip.families import stack_text
 from blockskip.memory import is_out_of_memory, release
 from blockskip.method.layout import State
 from blockskip.method.skipping import install_stubs, run_block
+from blockskip.planner.around import latent_shape
 from blockskip.planner.counting import LiveBytes
+from blockskip.planner.encoding import encode_text
 from blockskip.planner.parts import empty_part
-from blockskip.planner.phases import encode_text, latent_shape
 from blockskip.planner.plan import Plan
 from blockskip.planner.setting import Setting
 from blockskip.precision import compute, denormals_flushed, resolve_device, resolve_dtype

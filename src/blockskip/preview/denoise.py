@@ -31,6 +31,8 @@ def velocity(
 class Streamed(Protocol):
     """A transformer that runs block by block (``loading.transformer.StreamedTransformer``)."""
 
+    model: nn.Module
+
     def run(self, calls: Sequence[Callable[[], dict[str, Any]]]) -> Any:
         """(call, output, head's input) of every call."""
 
@@ -95,5 +97,6 @@ def denoise(
                 else:
                     guided = predict.family.guide(found[2 * index], found[2 * index + 1], scale)
                 latents[index] = own.step(guided, time, latents[index], return_dict=False)[0]
+            del found, guided
             bar.advance()
     return latents

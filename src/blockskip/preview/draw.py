@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from blockskip.loading.transformer import Adapters, StreamedTransformer, load_tr
 from blockskip.memory import release
 from blockskip.precision import compute
 from blockskip.preview.denoise import Predictor, denoise
+from blockskip.preview.hidden import HiddenPredictor
 
 
 class TextEncoder(Protocol):
@@ -57,13 +58,15 @@ class Drawing:
         """(height, width) in pixels; ``section`` is put before their names in the sentence of an error.
 
         Raises:
-            UserError: a side is no multiple of the model's pixel stride.
+            UserError: a side is no multiple of the model's pixel stride, or more than it has positions for.
         """
         call = source.settings.get("call", {})
         height = self.height or call.get("height") or source.full_resolution
         width = self.width or call.get("width") or source.full_resolution
-        stride = source.pixel_stride
+        stride, largest = source.pixel_stride, source.largest_side
         for key, value in (("height", height), ("width", width)):
+            if largest is not None and value > largest:
+                raise UserError(f"{section}{key} = {value} is more than this model can draw; take at most {largest}.")
             if value % stride:
                 near = max(stride, round(value / stride) * stride)
                 raise UserError(f"{section}{key} = {value} is no multiple of {stride}; take {near}.")
@@ -77,11 +80,14 @@ def draw(
     dtype: torch.dtype,
     device: torch.device,
     adapters: Adapters | None = None,
+    hidden: Sequence[Collection[int]] = ((),),
 ) -> list[list[Image.Image]]:
     """Pictures by prompt and seed. The noise of a picture depends on its seed alone.
 
     Args:
         adapters: LoRA that acts on the transformer.
+        hidden: every picture is drawn once for each entry, with the text hidden from the image in the blocks of these
+            numbers; the pictures of one seed stand together.
 
     Raises:
         RunError: the decoder gave values that are not finite.
@@ -97,22 +103,24 @@ def draw(
     factor = family.vae_factor(source.config("vae"))
     shape = (1, family.latent_channels(source.config("vae")), height // factor, width // factor)
 
-    jobs = [(text, seed) for text in texts for seed in drawing.seeds]
+    jobs = [(text, seed, blocks) for text in texts for seed in drawing.seeds for blocks in hidden]
     batches = [jobs[start : start + drawing.batch_size] for start in range(0, len(jobs), drawing.batch_size)]
-    noise = [torch.cat([_noise(shape, seed, dtype, device) for _, seed in batch]) for batch in batches]
-    stacked = [_to(stack_text([text for text, _ in batch]), device) for batch in batches]
+    noise = [torch.cat([_noise(shape, seed, dtype, device) for _, seed, _ in batch]) for batch in batches]
+    stacked = [_to(stack_text([text for text, _, _ in batch]), device) for batch in batches]
     opposite = None if negative is None else [_to(stack_text([negative] * len(batch)), device) for batch in batches]
     model = (StreamedTransformer(source, dtype, device, adapters) if drawing.stream
              else load_transformer(source, [], dtype, device, adapters))  # fmt: skip
-    predict = Predictor(model, family, config, embedded)
+    rows = [[blocks for _, _, blocks in batch] for batch in batches]
+    predict = (HiddenPredictor(model, family, config, embedded, rows) if any(hidden)
+               else Predictor(model, family, config, embedded))  # fmt: skip
     tokens = (height // source.pixel_stride) * (width // source.pixel_stride)
     latents = denoise(
         predict, source.load("scheduler"), int(steps), tokens, noise, stacked, opposite, scale, dtype, device
     )
-    del model, predict
+    del model, predict, noise, stacked, opposite, texts, negative, jobs, batches
     release()
     flat = iter(decode(source, [picture[None] for batch in latents for picture in batch], dtype, device))
-    return [[next(flat) for _ in drawing.seeds] for _ in drawing.prompts]
+    return [[next(flat) for _ in drawing.seeds for _ in hidden] for _ in drawing.prompts]
 
 
 def decode(
@@ -125,17 +133,21 @@ def decode(
     """
     safe = torch.float32 if dtype == torch.float16 else dtype
     vae = source.load("vae", safe).to(device)
-    pictures = []
-    for one in latents:
-        with torch.no_grad(), compute(device, safe):
-            pixels = source.family.decode(vae, one.to(safe)).float().cpu()[0]
-        if not bool(torch.isfinite(pixels).all()):
-            raise RunError(f"The preview failed: the autoencoder gave values that are not finite in {safe}.")
-        array = (pixels / 2 + 0.5).clamp(0, 1).permute(1, 2, 0).numpy()
-        pictures.append(Image.fromarray((array * 255).round().astype(np.uint8)))
+    pictures = [_picture(source, vae, one, safe, device) for one in latents]
     del vae
     release()
     return pictures
+
+
+def _picture(
+    source: ModelSource, vae: Any, latents: torch.Tensor, dtype: torch.dtype, device: torch.device
+) -> Image.Image:
+    with torch.no_grad(), compute(device, dtype):
+        pixels = source.family.decode(vae, latents.to(dtype)).float().cpu()[0]
+    if not bool(torch.isfinite(pixels).all()):
+        raise RunError(f"The preview failed: the autoencoder gave values that are not finite in {dtype}.")
+    array = (pixels / 2 + 0.5).clamp(0, 1).permute(1, 2, 0).numpy()
+    return Image.fromarray((array * 255).round().astype(np.uint8))
 
 
 def _noise(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -7,10 +7,33 @@ from dataclasses import dataclass, field
 from PIL import Image
 
 from blockskip.evaluation.fidelity import Fidelity
-from blockskip.measure import PhaseRecord
+from blockskip.measure import Peaks, PhaseRecord
+from blockskip.units import change, size
 
 #: Colours of the runs; number 0 is kept for a column that was not trained (the base model).
 SERIES = 6
+
+
+@dataclass(frozen=True)
+class Overrun:
+    """Something that took clearly more than its budget.
+
+    Args:
+        phase: what took it.
+        kind: of what: ``memory``, ``device memory``, ``host memory``, ``disk space``.
+        measured, budget: bytes.
+        advice: what to try.
+    """
+
+    phase: str
+    kind: str
+    measured: int
+    budget: int
+    advice: str
+
+    def __str__(self) -> str:
+        took = f"{self.phase} took {size(self.measured)} of {self.kind}"
+        return f"{took}, its budget is {size(self.budget)} ({change(self.measured, self.budget)}). Try {self.advice}."
 
 
 @dataclass(frozen=True)
@@ -31,6 +54,8 @@ class RunFacts:
         config_toml: the resolved settings; paths of this machine are taken out before they are shown.
         baseline_bytes: what the process held after its imports; the phases' host figures are above it.
         tail_streamed: the tail was run, block by block from the file, and not replaced by stored features.
+        planned: peaks by phase as they were planned before the run.
+        overruns: what took clearly more than its budget.
     """
 
     skipped_parameters: int
@@ -47,6 +72,8 @@ class RunFacts:
     config_toml: str
     baseline_bytes: int | None = None
     tail_streamed: bool = False
+    planned: dict[str, Peaks] = field(default_factory=dict)
+    overruns: list[Overrun] = field(default_factory=list)
 
     @property
     def on_device(self) -> bool:

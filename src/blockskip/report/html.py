@@ -13,6 +13,7 @@ from markupsafe import Markup
 from blockskip.report import figures
 from blockskip.report.content import Column, Report
 from blockskip.report.pictures import data_uri
+from blockskip.report.planned import HEADINGS, PLANNED_NOTE, compared, warnings
 from blockskip.report.settings import without_paths
 from blockskip.report.table import headlines, notes, table
 from blockskip.report.wording import clean, shorten
@@ -74,6 +75,10 @@ def render_html(report: Report) -> str:
         headlines=headlines(report),
         groups=table(report),
         notes=notes(report),
+        warnings=warnings(report),
+        compared=compared(report),
+        compared_headings=HEADINGS,
+        compared_note=PLANNED_NOTE,
         figures=_figures(report),
     )
 

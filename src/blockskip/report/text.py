@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 from blockskip.report.content import Report
+from blockskip.report.planned import HEADINGS, PLANNED_NOTE, Compared, compared, warnings
 from blockskip.report.table import headlines, notes, table
 from blockskip.report.wording import shorten, width
 
@@ -17,6 +19,8 @@ def render_text(report: Report) -> str:
     lines = [shorten(report.title, WIDTH)]
     if report.subtitle:
         lines.append(shorten(report.subtitle, WIDTH))
+    for sentence in warnings(report):
+        lines += ["", *textwrap.wrap(f"WARNING: {sentence}", WIDTH)]
     groups = table(report)
     if groups:
         labels = max(len(row.label) + 2 for group in groups for row in group.rows)
@@ -35,13 +39,31 @@ def render_text(report: Report) -> str:
             for group in groups:
                 lines.append(group.title)
                 lines += [line("  " + row.label, row.cells) for row in group.rows]
+    beside = compared(report)
+    lines += _beside(beside) if beside else []
     best = headlines(report)
     if best:
         lines.append("")
         lines += [shorten(f"{item.figure} {item.label} ({item.note})", WIDTH) for item in best]
-    for note in notes(report):
+    for note in [*notes(report), *([PLANNED_NOTE] if beside else [])]:
         lines += ["", *textwrap.wrap(note, WIDTH)]
     return "\n".join(lines) + "\n"
+
+
+def _beside(tables: list[Compared]) -> list[str]:
+    """Planned and measured memory: one heading, and the phases of each run below its name."""
+    rows = [HEADINGS, *(row[1:] for one in tables for row in one.rows)]
+    widths = [max(len(row[index]) for row in rows) for index in range(len(HEADINGS))]
+    labels = max(len(row[0]) + 2 for one in tables for row in one.rows)
+
+    def line(label: str, cells: Sequence[str]) -> str:
+        return GAP.join([label.ljust(labels), *(cell.rjust(size) for cell, size in zip(cells, widths, strict=True))])
+
+    lines = ["", line("", HEADINGS), "-" * (labels + sum(widths) + len(GAP) * len(widths))]
+    for one in tables:
+        lines.append(shorten(one.title, WIDTH))
+        lines += [line("  " + row[0], row[1:]) for row in one.rows]
+    return lines
 
 
 def _parts(widths: list[int], room: int) -> list[range]:

@@ -17,6 +17,8 @@ from blockskip.encoding.text import encode_prompts
 from blockskip.errors import UserError
 from blockskip.loading.source import open_model
 from blockskip.loading.transformer import empty_transformer
+from blockskip.measure import Meter
+from blockskip.memory import is_out_of_memory
 from blockskip.planner.fitting import config_of, given_keys
 from blockskip.planner.plan import Plan
 from blockskip.planner.request import make_request
@@ -24,6 +26,7 @@ from blockskip.precision import resolve_device, resolve_dtype
 from blockskip.preview.draw import Drawing, draw
 from blockskip.progress import say
 from blockskip.run.job import RunResult, run
+from blockskip.run.out_of_memory import drawing_failed
 from blockskip.run.prepare import prepare
 from blockskip.run.summary import write_run_report
 from blockskip.settings import SHORT, leaves
@@ -41,7 +44,14 @@ def train(config: Config | None = None, **settings: Any) -> RunResult:
         UserError: the settings, the model or the pictures cannot be used; nothing was loaded.
         RunError: the run cannot go on; its checkpoints are whole.
     """
-    result = run(prepare(_config(config, settings)))
+    prepared = prepare(_config(config, settings))
+    if prepared.split_source is None:
+        split = prepared.split
+        say(
+            f"Nobody has measured which blocks of this model matter: the first {split.front} and the last {split.tail} "
+            f"are skipped, the paper's shares for FLUX.1. `blockskip select` measures it."
+        )
+    result = run(prepared)
     try:
         write_run_report(result)
     except Exception as error:  # the adapter is whole: what describes it must not make the run a failure
@@ -91,6 +101,7 @@ def generate(
 
     Raises:
         UserError: the model or the LoRA cannot be used.
+        OutOfMemory: there is no memory left; the message says what to try.
     """
     if images < 1:
         raise UserError(f"images = {images} is too small; it must be at least 1.")
@@ -115,7 +126,14 @@ def generate(
         None, stream, batch_size,
     )  # fmt: skip
     encode = functools.partial(encode_prompts, stream=stream)
-    rows = draw(source, drawing, encode, resolve_dtype(dtype, where), where, Both(frozen, given))
+    meter, kind = Meter(where), resolve_dtype(dtype, where)
+    try:
+        with meter.phase("generate"):
+            rows = draw(source, drawing, encode, kind, where, Both(frozen, given))
+    except (MemoryError, RuntimeError, OSError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise drawing_failed(error, source, drawing, kind, where, meter) from error
     return [image for row in rows for image in row]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,16 +21,21 @@ from blockskip.features.precompute import FeaturesArgument, Input, features_key,
 from blockskip.loading.streaming import reads_ahead, stream_blocks
 from blockskip.loading.transformer import load_transformer
 from blockskip.loading.weights import Weights
-from blockskip.measure import PhaseRecord
+from blockskip.measure import Peaks, PhaseRecord
 from blockskip.memory import is_out_of_memory, release
 from blockskip.method.skipping import SkippedModel
 from blockskip.precision import denormals_flushed
 from blockskip.progress import Progress, progress, say
+from blockskip.report.content import Overrun
 from blockskip.run.adapter import save_adapter
+from blockskip.run.advice import advice
+from blockskip.run.out_of_memory import run_failed
+from blockskip.run.planned import budget_of, peaks_of, plan_run
 from blockskip.run.prepare import Prepared
 from blockskip.run.previews import previews
 from blockskip.run.records import Records
 from blockskip.run.stretches import stretches
+from blockskip.run.watch import Watch
 from blockskip.seeds import derive_seed
 from blockskip.settings import to_toml
 from blockskip.store.files import remove_stale_temporaries, write_atomically
@@ -51,6 +57,8 @@ class RunResult:
         disk_bytes: the largest the cache has been.
         samples: previews by prompt and seed, drawn at the end.
         baseline_bytes: of the process before the run; the records' host figures are above it.
+        planned: peaks by phase as they were planned before the run; empty if it could not be planned.
+        overruns: what took more than its budget by more than a twentieth.
     """
 
     prepared: Prepared
@@ -60,6 +68,8 @@ class RunResult:
     disk_bytes: int
     samples: list[list[Image.Image]] = field(default_factory=list)
     baseline_bytes: int = 0
+    planned: dict[str, Peaks] = field(default_factory=dict)
+    overruns: list[Overrun] = field(default_factory=list)
 
     @property
     def output(self) -> Path:
@@ -74,6 +84,7 @@ def run(prepared: Prepared) -> RunResult:
     Raises:
         UserError: the output folder holds a run with other settings.
         RunError: the run cannot go on; checkpoints are whole.
+        OutOfMemory: there is no memory left; checkpoints are whole.
     """
     return _Job(prepared).run()
 
@@ -86,7 +97,10 @@ class _Job:
         self.cache = cache
         self._told = False
         self.source.import_classes()
-        self.records = Records(self.output / "phases.json", prepared.device)
+        self.plan = plan_run(prepared)  # before the baseline: what it imports is no phase's
+        advise = functools.partial(advice, prepared, self.plan)
+        self.watch = Watch(peaks_of(self.plan), budget_of(self.config, prepared.device), advise)
+        self.records = Records(self.output / "phases.json", prepared.device, self.watch)
         self.meter = self.records.meter
         parts = ("transformer", "vae", *(encoder for _, encoder in self.source.text_parts))
         identities = [Weights(self.source.part_folder(part)).identity() for part in parts]
@@ -106,6 +120,8 @@ class _Job:
             shutil.rmtree(self.cache, ignore_errors=True)
         samples = self._preview(steps)
         self.records.save()
+        for overrun in self.records.overruns:
+            say(f"WARNING: {overrun}")
         losses = [entry["loss"] for entry in read_metrics(self.output / "metrics.jsonl") if entry["loss"] is not None]
         return RunResult(
             self.prepared,
@@ -115,6 +131,8 @@ class _Job:
             self.records.cache_bytes,
             samples,
             self.records.baseline_bytes,
+            self.watch.planned,
+            self.records.overruns,
         )
 
     # -- the output folder ------------------------------------------------------------------------------------------
@@ -157,16 +175,15 @@ class _Job:
             raise RunError(f"{error} (It has been removed already.)") from None
         except (MemoryError, RuntimeError, OSError) as error:
             if is_out_of_memory(error):
-                raise OutOfMemory(
-                    f'Out of memory in the phase "{self.meter.latest}"; the last checkpoint is whole. '
-                    "Try --train.gradient-checkpointing or a smaller --features.window with the same command, "
-                    "or a smaller --resolution or a larger --skip with another output folder."
-                ) from error
+                raise self._out_of_memory(error) from error
             if isinstance(error, OSError):
                 raise RunError(
                     f'A file cannot be read or written ({error}); the last checkpoint in "{self.output}" is whole.'
                 ) from error
             raise
+
+    def _out_of_memory(self, error: BaseException) -> OutOfMemory:
+        return run_failed(error, self.prepared, self.meter, self.watch.planned, self.plan)
 
     def _phases(self, checkpoint: Checkpoint | None) -> None:
         prepared, device, dtype = self.prepared, self.prepared.device, self.prepared.dtype
@@ -174,6 +191,7 @@ class _Job:
         self.text_store, self.pixel_store, self.feature_store = (
             GroupStore(self.cache / name) for name in ("text", "pixels", "features")
         )
+        self._found = self._cache_size() if self.config.features.cache else 0  # of other runs
         with self.meter.phase("encode text"):
             captions = prepared.schedule.captions()
             self.text_keys = store_prompts(
@@ -182,7 +200,7 @@ class _Job:
             )  # fmt: skip
         with self.meter.phase("encode pictures"):
             self.pixel_keys = store_pixels(self.source, prepared.schedule, groups, dtype, device, self.pixel_store)
-        self._count_cache()
+        self._count_disk()
         self.records.save()
         self.texts: dict[str, Text] = {caption: self.text_store.read(key) for caption, key in self.text_keys.items()}
         self.feature_keys = self._feature_keys()
@@ -198,6 +216,7 @@ class _Job:
                 self._precompute(stretch.groups)
                 with self.meter.phase("train"):
                     checkpoint = self._train(checkpoint, stretch.until, bar)
+                self._count_disk()
                 self.records.save()
                 if every and stretch.until % every == 0 and stretch.until < self.config.train.steps:
                     self._preview(stretch.until, checkpoint)
@@ -256,11 +275,14 @@ class _Job:
                 self.feature_store, window_bytes=prepared.window_bytes, dtype=prepared.dtype, device=prepared.device,
                 guidance=prepared.guidance, adapters=prepared.adapters,
             )  # fmt: skip
-        self._count_cache()
+        self._count_disk()
+        self.records.save()
 
-    def _count_cache(self) -> None:
-        stores = (self.text_store, self.pixel_store, self.feature_store)
-        self.records.cache_bytes = max(self.records.cache_bytes, sum(store.size() for store in stores))
+    def _cache_size(self) -> int:
+        return sum(store.size() for store in (self.text_store, self.pixel_store, self.feature_store))
+
+    def _count_disk(self) -> None:
+        self.records.written(self._cache_size(), self._found, self.cache)
 
     def _train(self, checkpoint: Checkpoint | None, until: int, bar: Progress) -> Checkpoint:
         prepared, lora = self.prepared, self.config.lora
@@ -317,6 +339,8 @@ class _Job:
         except Exception as error:  # whatever it is: what was trained must not be lost for a picture
             reason = " ".join(str(error).split()) or type(error).__name__
             say(f"Warning: the preview at step {step} failed ({reason}); training is not affected.")
+            if is_out_of_memory(error):
+                say(str(self._out_of_memory(error)))
             return []
         finally:
             shutil.rmtree(passing, ignore_errors=True)

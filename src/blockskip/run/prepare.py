@@ -19,7 +19,15 @@ from blockskip.data.schedule import Schedule, make_schedule
 from blockskip.errors import UserError
 from blockskip.features.rules import load_rule
 from blockskip.loading.quantized import check_quantization
-from blockskip.loading.resolved import conflicts, resolutions, resolved, split_of, stored_split, streamed_blocks
+from blockskip.loading.resolved import (
+    conflicts,
+    fixed_split,
+    resolutions,
+    resolved,
+    split_of,
+    stored_split,
+    streamed_blocks,
+)
 from blockskip.loading.source import ModelSource, open_model
 from blockskip.loading.transformer import empty_transformer
 from blockskip.method.skipping import SkipRule
@@ -27,6 +35,7 @@ from blockskip.method.split import Split
 from blockskip.precision import resolve_device, resolve_dtype
 from blockskip.preview.draw import Drawing
 from blockskip.settings import size_in_bytes, to_flat
+from blockskip.training.optimizer import check_optimizer
 
 #: Settings that may differ when a run is continued; all others decide what has been learnt so far.
 MAY_CHANGE = {
@@ -36,6 +45,11 @@ MAY_CHANGE = {
     "model.base_adapters", "model.stream_text_encoders", "skip.rule", "train.gradient_checkpointing",
     "train.stream_middle", "train.device",
 }  # fmt: skip
+
+
+def may_change(name: str) -> bool:
+    """Whether a continued run may have another value of a setting."""
+    return name in MAY_CHANGE or name.startswith(("preview.", "memory."))
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,7 @@ class Prepared:
         targets: full names of the layers that take LoRA.
         window_bytes: memory for one precompute window.
         disk_bytes: largest feature store; None is unlimited.
+        split_source: who chose the split; None: it was scaled from the paper's splits of FLUX.1.
     """
 
     config: Config
@@ -74,6 +89,7 @@ class Prepared:
     dtype: torch.dtype
     window_bytes: int
     disk_bytes: int | None
+    split_source: str | None = None
 
     @property
     def output(self) -> Path:
@@ -93,10 +109,11 @@ class Prepared:
     def fingerprint(self) -> dict[str, str]:
         """Of every setting, and of the pictures, that a continued run must share with what was done before."""
         flat = to_flat(self.config)
-        kept = {name: repr(value) for name, value in flat.items()
-                if name not in MAY_CHANGE and not name.startswith(("preview.", "memory."))}  # fmt: skip
+        kept = {name: repr(value) for name, value in flat.items() if not may_change(name)}
         pictures = [[item.sha256, item.caption, item.is_class] for item in self.schedule.pictures]
         kept["the pictures and captions"] = hashlib.sha256(json.dumps(pictures).encode()).hexdigest()
+        if self.config.skip.front is None and self.config.skip.tail is None:  # of a preset, which may be mended
+            kept["split of that skip.ratio"] = f"{self.split.front}, {self.split.tail}"
         kept["the rule's file"] = self.rule_identity
         kept["the base adapters' files"] = repr(self.adapters.identity())
         return kept
@@ -128,6 +145,7 @@ def prepare(config: Config) -> Prepared:
     window = attempt(size_in_bytes, "features.window", config.features.window)
     disk = attempt(size_in_bytes, "features.disk", config.features.disk) if config.features.disk else None
     attempt(check_quantization, config.model.quantization)
+    attempt(check_optimizer, config.train.optimizer, device or torch.device("cpu"))
     problems += conflicts(config)
     adapters = attempt(FrozenAdapters, config.model.base_adapters)
     source = attempt(open_model, config.model.path, config.model.revision)
@@ -146,7 +164,7 @@ def prepare(config: Config) -> Prepared:
         raise UserError(problems)
     model = empty_transformer(source)
     layout = source.family.layout
-    split = attempt(split_of, config, layout.count(model))
+    split, split_source = attempt(split_of, config, source.family, model) or (None, None)
     targets: list[str] = []
     if split is not None:
         wanted = config.lora.targets or source.family.lora_targets
@@ -157,6 +175,7 @@ def prepare(config: Config) -> Prepared:
     if config.preview.prompts:
         attempt(Drawing((), height=config.preview.height, width=config.preview.width).size, source, "preview.")
     config = resolved(config, source, full, resolution, device or torch.device("cpu"))
+    config = config if split is None else fixed_split(config, split)
     schedule = None
     if pictures:
         assert config.sigma.distribution is not None and config.sigma.shift is not None
@@ -171,6 +190,7 @@ def prepare(config: Config) -> Prepared:
         config, source, schedule, split, layout.count(model), *rule, adapters, targets,
         _count(model, source, split, targets, config.lora.rank), config.train.guidance_scale,
         config.data.text_length or source.text_length, device, resolve_dtype(config.model.dtype, device), window, disk,
+        split_source,
     )  # fmt: skip
 
 

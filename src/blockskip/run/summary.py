@@ -34,6 +34,8 @@ def facts(result: RunResult) -> RunFacts:
         config_toml=to_toml(config),
         baseline_bytes=result.baseline_bytes,
         tail_streamed=config.skip.tail_mode == "stream",
+        planned=result.planned,
+        overruns=result.overruns,
     )
 
 

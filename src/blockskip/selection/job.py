@@ -1,0 +1,140 @@
+"""The whole of ``blockskip select``: adapters, both probes, Eq. 2 for every ratio, the result and its pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from blockskip.errors import UserError
+from blockskip.evaluation.encoders import open_encoder
+from blockskip.method.attention import AttentionNotSeen
+from blockskip.method.selection import Masked, masked_sets, single_blocks
+from blockskip.precision import denormals_flushed
+from blockskip.progress import say
+from blockskip.selection import figures
+from blockskip.selection.model import Model, open_for
+from blockskip.selection.pictures import encoder_name, picture_distances
+from blockskip.selection.request import Request
+from blockskip.selection.result import Sweep, document, write_document
+from blockskip.selection.subjects import Tuned, given, subjects, trained
+from blockskip.selection.table import Table
+from blockskip.selection.validate import validate
+from blockskip.selection.velocity import SIGMAS, Velocities, velocity_distances
+
+
+@denormals_flushed()
+def select(request: Request, validated: float | None = None) -> dict[str, Any]:
+    """Find the split of a model for every ratio; an interrupted selection goes on when called again.
+
+    Args:
+        validated: a ratio for which the chosen split and its neighbours are trained and compared (``validate``).
+
+    Returns:
+        The result, as ``request.output`` has it.
+
+    Raises:
+        UserError: something that was given cannot be used; nothing was loaded.
+        RunError: the model's attention cannot be reached, or a training cannot go on.
+    """
+    model = open_for(request)
+    counts = request.skipped(model.num_blocks)
+    sets = masked_sets(model.num_blocks, max(counts.values()), request.width_of_window(model.num_blocks))
+    encoder = open_encoder(request.encoder, model.device) if "pictures" in request.probes else None
+    table = Table(request.folder / "distances.jsonl")
+    if request.loras:
+        tuned = given(request)
+        for one in tuned:
+            model.adapters(one.adapter)
+        _check_pictures(request, tuned)
+    else:
+        tuned = trained(model, subjects(request))
+    sweeps: dict[str, Sweep] = {}
+    velocities = None
+    try:
+        for probe in request.probes:
+            if probe == "pictures":
+                assert encoder is not None
+                values = picture_distances(model, tuned, sets, encoder, table, request.folder / "pictures")
+                sweeps[probe] = Sweep.of(sets, values)
+            else:
+                everything = [*sets, *single_blocks(model.num_blocks)]
+                velocities = velocity_distances(model, tuned, everything, table)
+                sweeps[probe] = Sweep.of(everything, _flat(velocities))
+    except AttentionNotSeen as error:
+        raise UserError(f"The text cannot be hidden from this model: {error}.") from None
+    name = encoder_name(encoder) if encoder is not None else "none"
+    found = document(model, tuned, name, counts, sweeps)
+    write_document(request.output, found)
+    _draw(model, tuned, sets, sweeps, velocities, found)
+    if validated is not None:
+        found["validation"] = validate(model, validated, found)
+        write_document(request.output, found)
+    return found
+
+
+def _check_pictures(request: Request, tuned: Sequence[Tuned]) -> None:
+    lacking = [one.subject.name for one in tuned if one.subject.images is None]
+    if "velocity" in request.probes and lacking:
+        raise UserError(
+            f"The pictures that {', '.join(lacking)} was trained on are not known, which the probe of velocity needs; "
+            "give --probe pictures."
+        )
+
+
+def _flat(found: Velocities) -> Any:
+    """(adapters, pictures * sigmas, sets)."""
+    adapters, pictures, sigmas, sets = found.distances.shape
+    return found.distances.reshape(adapters, pictures * sigmas, sets)
+
+
+def _draw(
+    model: Model,
+    tuned: Sequence[Tuned],
+    sets: Sequence[Masked],
+    sweeps: dict[str, Sweep],
+    velocities: Velocities | None,
+    found: dict[str, Any],
+) -> None:
+    folder = model.request.folder
+    chosen = {entry["ratio"]: (entry["front"], entry["tail"]) for entry in found["splits"]}
+    figures.curves(folder / "curves.png", sweeps, chosen, model.num_blocks)
+    if velocities is not None:
+        single = velocities.distances.mean((0, 1))[:, -model.num_blocks :]
+        figures.heat_map(folder / "heatmap.png", single, velocities.attention.mean(0), SIGMAS, model.names)
+    names = [one.subject.name for one in tuned]
+    figures.contact_sheet(folder / "contact.png", folder / "pictures", names, sets)
+    say(f"Figures: {folder}")
+
+
+def table_text(found: dict[str, Any]) -> str:
+    """The chosen splits as lines of text."""
+    lines = [f"{'ratio':>6}  {'skipped':>7}  {'front':>5}  {'tail':>4}  chosen in   the paper's shares   other probes"]
+    for entry in found["splits"]:
+        own = f"{entry['front']}, {entry['tail']}"
+        other = "; ".join(f"{name} ({pair[0]}, {pair[1]})" for name, pair in entry["other_probes"].items())
+        shares = entry["paper_shares"]
+        lines.append(
+            f"{entry['ratio']:>6.0%}  {entry['skipped']:>7}  {entry['front']:>5}  {entry['tail']:>4}  "
+            f"{entry['chosen_in'].get(own, 0):>9.0%}   ({shares[0]}, {shares[1]})".ljust(62)
+            + f"   {other}"
+        )
+    for name, values in found["agreement"].items():
+        parts = ", ".join(f"{kind} {value:.2f}" for kind, value in values.items())
+        lines.append(f"rank correlation of {name} with {found['probe']}: {parts}")
+    return "\n".join(lines)
+
+
+def validation_text(found: dict[str, Any]) -> str:
+    """What training with the chosen split and its neighbours gave, as lines of text."""
+    lines = [
+        f"Trained at {found['ratio']:.0%} on {', '.join(found['subjects'])}:",
+        f"{'front':>5}  {'tail':>4}  {'held-out loss: share of plain LoRA':>36}  {'subject fidelity':>16}",
+    ]
+    for row in found["splits"]:
+        pair = [row["front"], row["tail"]]
+        marks = [
+            text for text, which in (("chosen", "chosen"), ("best", "best_by_heldout_loss")) if found[which] == pair
+        ]
+        share, fidelity = row["mean_heldout_share"], row["mean_fidelity"]
+        lines.append(f"{pair[0]:>5}  {pair[1]:>4}  {share:>36.0%}  {fidelity:>16.3f}  {', '.join(marks)}".rstrip())
+    return "\n".join(lines)

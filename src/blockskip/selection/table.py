@@ -1,0 +1,46 @@
+"""Distances as they are measured, kept line by line, so that an interrupted selection goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class Table:
+    """Entries by key in a file of JSON lines; each is on disk as soon as it is added.
+
+    Args:
+        path: the file; a last line that was cut off by a kill is left out.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._entries: dict[str, Any] = {}
+        whole = ""
+        if path.is_file():
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                try:
+                    document = json.loads(line)
+                    self._entries[document["key"]] = document["value"]
+                except (ValueError, KeyError, TypeError):
+                    continue
+                whole += line + "\n"
+            if path.read_text(encoding="utf-8", errors="replace") != whole:
+                temporary = path.with_suffix(".tmp")
+                temporary.write_text(whole, encoding="utf-8")
+                temporary.replace(path)
+
+    def get(self, key: str) -> Any | None:
+        """What was added under a key (``keys.key``), or None."""
+        return self._entries.get(key)
+
+    def add(self, key: str, value: Any) -> None:
+        """Keep a value of numbers, texts, lists and dicts."""
+        self._entries[key] = value
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"key": key, "value": value}) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
