@@ -191,7 +191,8 @@ def train(setting: Setting, text: Text, features: Features, adapters: FrozenAdap
             latents, noise, sigma, own = new_group(setting, text)
             weight = new((config.train.batch_size,))
             stored = {name: new(tuple(value.shape), value.dtype) for name, value in features.items()}
-        batch = MicroBatch(latents, noise, sigma, weight, own, stored)
+        batch = MicroBatch(latents, noise, sigma, weight, own, stored).needed(setting.family)
+        del own
         own_config = source.config("transformer")
         with kernel(setting):
             loss = training_loss(model, setting.family, own_config, batch, setting.guidance, setting.dtype)

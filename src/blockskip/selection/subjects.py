@@ -24,7 +24,7 @@ from blockskip.settings import from_flat
 PROMPTS = ("{}", "{} in the snow", "{} on a wooden table", "{} on the beach")
 #: Plain LoRA of a built-in model, where the user sets nothing else.
 BUILTIN_TRAINING: dict[str, Any] = {
-    "train.steps": 300,
+    "train.steps": 400,
     "train.batch_size": 4,
     "train.gradient_accumulation_steps": 1,
     "train.learning_rate": 2e-3,

@@ -113,7 +113,7 @@ class Trainer:
     def micro_step(self, batch: MicroBatch, micro: int) -> float:
         """Forward and backward of the optimiser step's micro-batch ``micro``; returns its share of the mean loss."""
         accumulation = self.config.gradient_accumulation_steps
-        batch = batch.to(self.device)
+        batch = batch.needed(self.family).to(self.device)
         with self._dropout(micro), compute(self.device, self.dtype):
             loss = training_loss(self.model, self.family, self.transformer_config, batch, self.guidance, self.dtype)
         (loss / accumulation).backward()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,13 +32,25 @@ class MicroBatch:
     text: Text
     features: Features
 
+    def needed(self, family: Family) -> MicroBatch:
+        """The batch without the text tokens that stored front features stand in for."""
+        front = any(name.startswith("front.") for name in self.features)
+        return dataclasses.replace(self, text=family.without_text_tokens(self.text)) if front else self
+
     def to(self, device: torch.device) -> MicroBatch:
         """The batch on a device."""
         return MicroBatch(
             self.latents.to(device), self.noise.to(device), self.sigma.to(device), self.weight.to(device),
-            {name: value.to(device) for name, value in self.text.items()},
+            {name: _moved(value, device) for name, value in self.text.items()},
             {name: value.to(device) for name, value in self.features.items()},
         )  # fmt: skip
+
+
+def _moved(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor on a device; a single number that fills a shape stays a single number there."""
+    if value.numel() > 1 and not any(value.stride()):
+        return value[(0,) * value.ndim].to(device).expand(value.shape)
+    return value.to(device)
 
 
 def training_loss(
@@ -55,9 +68,8 @@ def training_loss(
         guidance: guidance input of distilled models.
         dtype: of the frozen base.
     """
-    front = any(name.startswith("front.") for name in batch.features)
-    text = family.without_text_tokens(batch.text) if front else batch.text
-    inputs = family.noisy_inputs(config, batch.latents, batch.noise, batch.sigma, text, guidance, dtype)
+    batch = batch.needed(family)
+    inputs = family.noisy_inputs(config, batch.latents, batch.noise, batch.sigma, batch.text, guidance, dtype)
     output = model(batch.features, **inputs)[0]
     target = velocity_target(batch.latents, batch.noise)
     return flow_matching_loss(family.velocity(output, batch.latents), target, batch.weight)
