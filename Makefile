@@ -24,11 +24,12 @@ help:
 demo: $(READY)
 	$(BIN)/blockskip demo --output demo
 
-# Tiny models gain nothing from more threads, and lose much when other work shares the cores.
+# Tiny models gain nothing from more threads, and lose much when other work shares the cores: two processes instead.
+WORKERS ?= 2
 test: export OMP_NUM_THREADS := 1
 test: lint
 	@echo "== tests"
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 lint: $(READY)
 	@echo "== style: ruff"

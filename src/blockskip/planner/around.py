@@ -16,6 +16,10 @@ from blockskip.planner.setting import Setting
 from blockskip.precision import compute
 
 CPU = torch.device("cpu")
+#: Host memory of a phase that no tensor holds: pages of libraries' code that are run for the first time, threads, the
+#: interpreter's objects and what allocators keep. Measured for both built-in models: 16 to 56 MiB
+#: (``python -m benchmarks.memory_measured``).
+RUNTIME = 32 * 2**20
 
 
 def bytes_of(tensors: Mapping[str, torch.Tensor]) -> int:
@@ -88,7 +92,8 @@ def finish(
         before: what it holds while weights are read, if that is over when the phase computes.
         weights: bytes of the weights that are then on the device.
     """
-    computing, starting = sum(host.values()), sum((before or {}).values())
+    host = {**host, "runtime": RUNTIME}
+    computing, starting = sum(host.values()), RUNTIME + sum((before or {}).values())
     if setting.pool:
         computing, starting = computing + live.pool_peak, starting + weights
     held = {name: max(size, host.get(name, 0)) for name, size in (before or {}).items()}
