@@ -47,7 +47,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
 	@echo "== a virtual environment in $(VENV) and its packages (minutes, once)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -c constraints.txt -e ".[dev,evaluation,quantization]"
+	$(BIN)/python -m pip install -c constraints.txt -e ".[dev,benchmark,evaluation,quantization]"
 	@touch $(READY)
 
 clean:

@@ -1,7 +1,8 @@
 """What fits on which graphics card: ``cards.json``, and the README's table that is made from it.
 
     python -m benchmarks.cards               compares the cheapest model with the file
-    python -m benchmarks.cards --update      plans every model on every card anew: minutes
+    python -m benchmarks.cards --update      plans every model on every card anew: half an hour
+    python -m benchmarks.cards --update fal/AuraFlow-v0.3      plans this one anew, and keeps the others' rows
     python -m benchmarks.cards --readme      writes the README's table from the file
 
 No weights and no GPU are needed; ``blockskip plan --table`` prints the same table.
@@ -37,6 +38,14 @@ def read(file: Path = FILE) -> list[Row]:
     return from_json(json.loads(file.read_text(encoding="utf-8")))
 
 
+def updated(models: Sequence[str]) -> list[Row]:
+    """The rows of all named models, those of ``models`` planned now (none: all), the others as they are on record."""
+    known = named_models()
+    anew = planned([name for name in known if name in models] or known)
+    kept = [row for row in read() if row.model not in models] if models else []
+    return sorted([*anew, *kept], key=lambda row: (known.index(row.model), list(CARDS).index(row.card)))
+
+
 def in_readme(text: str) -> str:
     """The table between its marks in the README.
 
@@ -49,13 +58,16 @@ def in_readme(text: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare or write; the exit status is 1 where the file is not what the planner says."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cards", description=__doc__.splitlines()[0])
-    parser.add_argument("--update", action="store_true", help=f"write {FILE.name} and the README's table anew")
+    parser.add_argument(
+        "--update", nargs="*", metavar="MODEL",
+        help=f"write {FILE.name} and the README's table anew; with names, only their rows",
+    )  # fmt: skip
     parser.add_argument("--readme", action="store_true", help=f"write the README's table from {FILE.name}")
     options = parser.parse_args(arguments)
-    if options.update:
-        document = as_json(planned(named_models()))
+    if options.update is not None:
+        document = as_json(updated(options.update))
         FILE.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    if options.update or options.readme:
+    if options.update is not None or options.readme:
         before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
         text = before + BEGIN + render_markdown(read()) + END + rest.partition(END)[2]
         README.write_text(text, encoding="utf-8", newline="\n")

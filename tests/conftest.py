@@ -20,7 +20,8 @@ from hypothesis import settings
 
 from blockskip.loading.source import ModelSource, open_model
 from tests.tiny import make_flux, make_photos
-from tests.tiny_families import TINY
+from tests.tiny_families import ALIKE, TINY
+from tests.tiny_families.pixart import make_pixart
 from tests.tiny_families.sd3 import make_sd3
 
 diffusers.utils.logging.disable_progress_bar()
@@ -44,6 +45,10 @@ class Progress:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.total = len(session.items)
         self.begun = self.last = time.monotonic()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        self.total = len(ids)  # each worker collects all tests, and they share them
 
     def pytest_runtest_logfinish(self) -> None:
         self.done += 1
@@ -125,7 +130,14 @@ def sd3_bare(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
     return open_model(str(make_sd3(tmp_path_factory.mktemp("models") / "sd3-bare", with_t5=False)))
 
 
-@pytest.fixture(params=TINY)
+@pytest.fixture(scope="session")
+def pixart_told(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
+    """PixArt-Alpha like the one of 1024 px, which is told a picture's size; read it only."""
+    folder = tmp_path_factory.mktemp("models") / "pixart-told"
+    return open_model(str(make_pixart(folder, layers=2, alpha=True, told_size=True)))
+
+
+@pytest.fixture(params=[name for name in TINY if name not in ALIKE])
 def source(request: pytest.FixtureRequest) -> ModelSource:
     """Every family, one after the other."""
     found: ModelSource = request.getfixturevalue(request.param)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks import selections
 from blockskip.families import FAMILIES
 from blockskip.method.split import Split, split_for_ratio
 from blockskip.presets import presets, split_for
@@ -12,6 +13,15 @@ def test_flux_has_the_paper_s_splits() -> None:
         found, source = split_for("flux", (19, 38), ratio)
         assert found == split
         assert source is not None and "2603.20755" in source
+
+
+@pytest.mark.parametrize(("model", "family"), [("builtin", "flux"), ("builtin-sana", "sana")])
+def test_the_built_in_models_have_the_split_that_kept_most(model: str, family: str) -> None:
+    found = selections.read(model)
+    assert found["model"]["path"] == model and found["family"] == family
+    split, source = split_for(family, found["blocks"], found["validation"]["ratio"])
+    assert split == Split(*found["validation"]["best_by_heldout_loss"])
+    assert source is not None and model in source
 
 
 def test_a_model_without_a_preset_gets_the_scaled_shares() -> None:

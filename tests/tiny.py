@@ -40,7 +40,7 @@ from transformers import (
 EXIF_ORIENTATION = 0x0112
 MODULATION = (
     "norm1.linear", "norm1_context.linear", "norm.linear", "norm_out.linear", "time_embed.linear", "img_mod.1",
-    "txt_mod.1",
+    "txt_mod.1", "adaln_single.linear",
 )  # fmt: skip
 PRINTABLE = [chr(code) for code in range(0x21, 0x250) if chr(code).isprintable()]
 
@@ -96,7 +96,7 @@ def make_sana(folder: Path, *, layers: int = 6, seed: int = 0) -> Path:
     `SanaPipeline.__call__` draws at 512 px and scales down unless `use_resolution_binning=False`.
     """
     folder = Path(folder)
-    tokenizer = _gemma_tokenizer()
+    tokenizer = gemma_tokenizer()
     transformer = SanaTransformer2DModel(
         in_channels=8,
         out_channels=8,
@@ -124,21 +124,7 @@ def make_sana(folder: Path, *, layers: int = 6, seed: int = 0) -> Path:
         decoder_qkv_multiscales=((), (), (), (5,)),
         scaling_factor=0.41407,
     )
-    gemma = Gemma2Model(
-        Gemma2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=24,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=12,
-            query_pre_attn_scalar=12,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-        )
-    )
+    gemma = gemma_encoder(tokenizer, 24)
     randomise(transformer, vae, gemma, seed=seed)
     scheduler = DPMSolverMultistepScheduler(
         algorithm_type="dpmsolver++",
@@ -152,18 +138,18 @@ def make_sana(folder: Path, *, layers: int = 6, seed: int = 0) -> Path:
     return folder
 
 
-def kl_autoencoder() -> AutoencoderKL:
-    """The autoencoder of FLUX.1 and Stable Diffusion 3, of factor 4 and with 4 channels."""
+def kl_autoencoder(*, levels: int = 3, shift_factor: float | None = 0.125) -> AutoencoderKL:
+    """The autoencoder of FLUX.1 and Stable Diffusion 3, of factor 4 (8 with four levels) and with 4 channels."""
     return AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D",) * 3,
-        up_block_types=("UpDecoderBlock2D",) * 3,
-        block_out_channels=(8, 16, 16),
+        down_block_types=("DownEncoderBlock2D",) * levels,
+        up_block_types=("UpDecoderBlock2D",) * levels,
+        block_out_channels=(8, *[16] * (levels - 1)),
         layers_per_block=1,
         latent_channels=4,
         norm_num_groups=4,
         sample_size=128,
         scaling_factor=0.75,
-        shift_factor=0.125,
+        shift_factor=shift_factor,
         use_quant_conv=False,
         use_post_quant_conv=False,
     )
@@ -187,6 +173,25 @@ def t5_encoder(tokenizer: T5TokenizerFast, width: int) -> T5EncoderModel:
             num_heads=2,
             feed_forward_proj="gated-gelu",
             pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    )
+
+
+def gemma_encoder(tokenizer: GemmaTokenizer, width: int) -> Gemma2Model:
+    """Gemma-2 with two layers that gives vectors of `width`."""
+    return Gemma2Model(
+        Gemma2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=width,
+            intermediate_size=2 * width,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=width // 2,
+            query_pre_attn_scalar=width // 2,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,
         )
     )
@@ -238,7 +243,8 @@ def randomise(*modules: nn.Module, seed: int) -> None:
     """Draw every parameter so that signals stay of order one and every block, gate and bias counts.
 
     All normal. Matrices and convolutions: variance 1 / inputs. Biases: deviation 0.1; those of modulation (gates,
-    scales, shifts) and its tables: 0.5, so that no gate is shut. Scales of norms: 0.1 around their class's start.
+    scales, shifts) and its tables: 0.5, so that no gate is shut; its matrices without a bias are three times as large.
+    Scales of norms: 0.1 around their class's start.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -253,7 +259,9 @@ def randomise(*modules: nn.Module, seed: int) -> None:
                 elif parameter.ndim == 1:
                     parameter.add_(0.1 * noise)
                 else:
-                    parameter.copy_(noise / parameter[0].numel() ** 0.5)
+                    layer = module.get_submodule(name.rpartition(".")[0])
+                    alone = name.removesuffix(".weight").endswith(MODULATION) and getattr(layer, "bias", None) is None
+                    parameter.copy_((3.0 if alone else 1.0) * noise / parameter[0].numel() ** 0.5)
             module.eval()
 
 
@@ -275,7 +283,7 @@ def t5_tokenizer() -> T5TokenizerFast:
     return T5TokenizerFast(vocab=specials + pieces, extra_ids=0, model_max_length=512)
 
 
-def _gemma_tokenizer() -> GemmaTokenizer:
+def gemma_tokenizer() -> GemmaTokenizer:
     """Gemma's BPE without merges: every printable character is a token, any other falls back to its bytes."""
     specials = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
     tokens = [*specials, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *PRINTABLE]

@@ -28,6 +28,9 @@ FLUX_VAE = {
     "use_quant_conv": False,
     "use_post_quant_conv": False,
 }
+SD_VAE = FLUX_VAE | {"latent_channels": 4, "sample_size": 512, "scaling_factor": 0.18215, "shift_factor": None}
+SD_VAE |= {"use_quant_conv": True, "use_post_quant_conv": True}
+SDXL_VAE = SD_VAE | {"sample_size": 1024, "scaling_factor": 0.13025}
 SD3_VAE = FLUX_VAE | {"scaling_factor": 1.5305, "shift_factor": 0.0609}
 DC_AE = {
     "latent_channels": 32,
@@ -92,11 +95,51 @@ QWEN_PARTS = {
         "Qwen2_5_VLForConditionalGeneration", {"text_config": QWEN_TEXT, "vision_config": QWEN_VISION},
     ),
 }  # fmt: skip
+QWEN3: dict[str, Any] = {"num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+QWEN3 |= {"vocab_size": 151936, "max_position_embeddings": 40960}
+QWEN3_4B = QWEN3 | {"hidden_size": 2560, "intermediate_size": 9728, "tie_word_embeddings": True}
+QWEN3_8B = QWEN3 | {"hidden_size": 4096, "intermediate_size": 12288, "tie_word_embeddings": False}
+MISTRAL: dict[str, Any] = {"model_type": "mistral", "hidden_size": 5120, "intermediate_size": 32768, "head_dim": 128}
+MISTRAL |= {"num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 131072}
+PIXTRAL = {"model_type": "pixtral", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24}
+PIXTRAL |= {"num_attention_heads": 16, "image_size": 1540, "patch_size": 14}
+UMT5_XL = {"d_model": 2048, "d_ff": 5120, "d_kv": 64, "num_heads": 32, "num_layers": 24, "vocab_size": 32128}
+FLUX2_PARTS = {
+    "vae": ("AutoencoderKLFlux2", {}),
+    "text_encoder": (
+        "Mistral3ForConditionalGeneration",
+        {"text_config": MISTRAL, "vision_config": PIXTRAL, "tie_word_embeddings": False},
+    ),
+}
+CHROMA_PARTS = {"vae": ("AutoencoderKL", FLUX_VAE), "text_encoder": ("T5EncoderModel", T5_XXL)}
+Z_IMAGE_PARTS = {"vae": ("AutoencoderKL", FLUX_VAE), "text_encoder": ("Qwen3Model", QWEN3_4B)}
+LUMINA2_PARTS = {"vae": ("AutoencoderKL", FLUX_VAE), "text_encoder": ("Gemma2Model", GEMMA)}
+COGVIEW4_VAE = FLUX_VAE | {"scaling_factor": 1.0, "shift_factor": 0.0, "block_out_channels": [128, 512, 1024, 1024]}
+COGVIEW4_VAE |= {"layers_per_block": 3, "mid_block_add_attention": False}
+COGVIEW4_PARTS = {"vae": ("AutoencoderKL", COGVIEW4_VAE), "text_encoder": ("GlmModel", {})}
+AURA_FLOW_PARTS = {"vae": ("AutoencoderKL", SDXL_VAE), "text_encoder": ("UMT5EncoderModel", UMT5_XL)}
+PIXART_PARTS = {"text_encoder": ("T5EncoderModel", T5_XXL)}
 
 FLUX = ("FluxPipeline", FLUX_PARTS, "FluxTransformer2DModel")
 SANA = ("SanaPipeline", SANA_PARTS, "SanaTransformer2DModel")
 SD3 = ("StableDiffusion3Pipeline", SD3_PARTS, "SD3Transformer2DModel")
 QWEN = ("QwenImagePipeline", QWEN_PARTS, "QwenImageTransformer2DModel")
+PIXART_SIGMA = (
+    "PixArtSigmaPipeline", PIXART_PARTS | {"vae": ("AutoencoderKL", SDXL_VAE)}, "PixArtTransformer2DModel",
+)  # fmt: skip
+PIXART_ALPHA = (
+    "PixArtAlphaPipeline", PIXART_PARTS | {"vae": ("AutoencoderKL", SD_VAE)}, "PixArtTransformer2DModel",
+)  # fmt: skip
+FLUX2 = ("Flux2Pipeline", FLUX2_PARTS, "Flux2Transformer2DModel")
+KLEIN_4B, KLEIN_9B = (
+    ("Flux2KleinPipeline", FLUX2_PARTS | {"text_encoder": ("Qwen3ForCausalLM", qwen)}, "Flux2Transformer2DModel")
+    for qwen in (QWEN3_4B, QWEN3_8B)
+)
+CHROMA = ("ChromaPipeline", CHROMA_PARTS, "ChromaTransformer2DModel")
+Z_IMAGE = ("ZImagePipeline", Z_IMAGE_PARTS, "ZImageTransformer2DModel")
+LUMINA2 = ("Lumina2Pipeline", LUMINA2_PARTS, "Lumina2Transformer2DModel")
+COGVIEW4 = ("CogView4Pipeline", COGVIEW4_PARTS, "CogView4Transformer2DModel")
+AURA_FLOW = ("AuraFlowPipeline", AURA_FLOW_PARTS, "AuraFlowTransformer2DModel")
 SANA_SMALL = {"num_attention_heads": 36, "num_layers": 28, "num_cross_attention_heads": 16}
 SANA_SMALL |= {"cross_attention_head_dim": 72, "cross_attention_dim": 1152}
 
@@ -127,6 +170,34 @@ MODELS: dict[str, tuple[tuple[str, dict[str, Any], str], dict[str, Any]]] = {
         },
     ),
     "Qwen/Qwen-Image": (QWEN, {}),
+    "PixArt-alpha/PixArt-Sigma-XL-2-1024-MS": (
+        PIXART_SIGMA, {"caption_channels": 4096, "interpolation_scale": 2, "use_additional_conditions": False},
+    ),
+    "PixArt-alpha/PixArt-XL-2-1024-MS": (
+        PIXART_ALPHA, {"caption_channels": 4096, "interpolation_scale": 2, "use_additional_conditions": True},
+    ),
+    "black-forest-labs/FLUX.2-dev": (FLUX2, {}),
+    "black-forest-labs/FLUX.2-klein-base-4B": (
+        KLEIN_4B,
+        {
+            "num_layers": 5, "num_single_layers": 20, "num_attention_heads": 24, "joint_attention_dim": 7680,
+            "guidance_embeds": False,
+        },
+    ),
+    "black-forest-labs/FLUX.2-klein-base-9B": (
+        KLEIN_9B,
+        {
+            "num_layers": 8, "num_single_layers": 24, "num_attention_heads": 32, "joint_attention_dim": 12288,
+            "guidance_embeds": False,
+        },
+    ),
+    "Alpha-VLLM/Lumina-Image-2.0": (LUMINA2, {"cap_feat_dim": 2304}),
+    "THUDM/CogView4-6B": (
+        COGVIEW4, {"num_layers": 28, "num_attention_heads": 32, "attention_head_dim": 128, "out_channels": 16},
+    ),
+    "lodestones/Chroma1-HD": (CHROMA, {}),
+    "Tongyi-MAI/Z-Image-Turbo": (Z_IMAGE, {}),
+    "fal/AuraFlow-v0.3": (AURA_FLOW, {"pos_embed_max_size": 9216}),
 }  # fmt: skip
 SD3_SHARED = {
     "sample_size": 128,

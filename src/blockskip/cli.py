@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
+            warnings.filterwarnings("ignore", category=FutureWarning, module="diffusers")  # of its own code
             return _run(list(sys.argv[1:] if arguments is None else arguments))
     except UserError as error:
         for problem in error.problems:
@@ -65,8 +66,10 @@ def _run(arguments: list[str]) -> int:
     _add_train(verbs)
     _add_plan(verbs)
     _add_generate(verbs)
-    _add_select(verbs)
-    _add_demo(verbs)
+    _add_families(verbs)
+    _add_job(verbs, "select", "find out which blocks of a model can be skipped")
+    _add_job(verbs, "benchmark", "compare the method with plain LoRA and with its own parts")
+    _add_job(verbs, "demo", "personalise the built-in model with a subject it has never seen")
     known, unknown = parser.parse_known_args(arguments)
     if unknown:
         names = [text.partition("=")[0] for text in unknown if text.startswith("-")] or unknown[:1]
@@ -180,26 +183,23 @@ def _add_generate(verbs: Any) -> None:
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16")
 
 
-def _add_select(verbs: Any) -> None:
-    from blockskip.selection import command
+def _add_families(verbs: Any) -> None:
+    parser = verbs.add_parser("families", help="list the models that can be personalised", allow_abbrev=False,
+                              description="List the architectures, their published models and sizes.")  # fmt: skip
+    parser.set_defaults(call=_families)
+    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
 
-    parser = verbs.add_parser(
-        "select", help="find out which blocks of a model can be skipped", allow_abbrev=False,
-        description=command.DESCRIPTION,
-    )  # fmt: skip
+
+def _add_job(verbs: Any, verb: str, help: str) -> None:
+    """A job of many runs, whose options are a module of its own."""
+    from blockskip.benchmark import command as benchmark
+    from blockskip.benchmark import demo_command as demo
+    from blockskip.selection import command as select
+
+    command: Any = {"select": select, "benchmark": benchmark, "demo": demo}[verb]
+    parser = verbs.add_parser(verb, help=help, allow_abbrev=False, description=command.DESCRIPTION)
     parser.set_defaults(call=command.call)
     command.add_options(parser)
-
-
-def _add_demo(verbs: Any) -> None:
-    parser = verbs.add_parser(
-        "demo", help="personalise the built-in model with a subject it has never seen", allow_abbrev=False,
-        description="Train plain LoRA and DiT-BlockSkip on 5 pictures of a built-in subject, and compare them.",
-    )  # fmt: skip
-    parser.set_defaults(call=_demo)
-    parser.add_argument("--output", type=Path, default=Path("demo"), help="folder to write (default: demo)")
-    parser.add_argument("--subject", help="one of the built-in subjects")
-    parser.add_argument("--steps", type=int, help="optimiser steps of both runs")
 
 
 def _train(given: argparse.Namespace) -> int:
@@ -260,6 +260,13 @@ def _table(given: argparse.Namespace, values: dict[str, Any], lists: dict[str, l
     return 0
 
 
+def _families(given: argparse.Namespace) -> int:
+    from blockskip.planner.supported import families
+
+    print(families(as_json=given.json))
+    return 0
+
+
 def _generate(given: argparse.Namespace) -> int:
     from blockskip.run import generate
 
@@ -279,13 +286,6 @@ def _generate(given: argparse.Namespace) -> int:
         path = given.output / f"{row:02d}-seed{given.seed + column}.png"
         picture.save(path)
         print(path)
-    return 0
-
-
-def _demo(given: argparse.Namespace) -> int:
-    from blockskip.benchmark.demo import demo
-
-    print(demo(given.output, given.subject, given.steps))
     return 0
 
 

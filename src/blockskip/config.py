@@ -21,7 +21,7 @@ class ModelConfig:
         "auto", "of the frozen base; auto: float32 on a CPU"
     )
     quantization: Literal["none", "int8", "nf4"] = option(
-        "none", "of the linear layers of the trained blocks; precompute and previews use the unquantised base"
+        "none", "of the linear layers of the trained and kept blocks; precompute and previews use the unquantised base"
     )
     base_adapters: tuple[str, ...] = option((), "LoRA files that belong to the frozen base and are not in the output")
     stream_text_encoders: bool = option(False, "hold one layer of a text encoder in memory at a time")
@@ -67,9 +67,16 @@ class SkipConfig:
     selection: str | None = option(
         None, "result of `blockskip select`, which chooses front and tail for the ratio; default: the model's preset"
     )
-    tail_mode: Literal["residual", "stream"] = option(
-        "residual", "the tail: replaced by skip.rule, or run exactly, one block in memory at a time"
+    front_mode: Literal["features", "keep"] = option(
+        "features", "the front: replaced by its stored features, or kept in memory, frozen, and run"
     )
+    tail_mode: Literal["residual", "stream", "keep"] = option(
+        "residual", "the tail: replaced by skip.rule, or run exactly, with one block in memory at a time or (keep) all"
+    )
+    middle: int = option(
+        0, "blocks skipped in the middle instead, replaced by skip.rule, with trained ones on both sides", low=0
+    )
+    middle_start: int | None = option(None, "number of the first of them, from 0; default: placed centrally", low=1)
     rule: str = option("residual", 'what stands in for a span: "residual", "none", or "file.py:Class"')
 
 
@@ -90,6 +97,7 @@ class LoraConfig:
     rank: int = option(16, "rank of every LoRA pair", low=1)
     lora_alpha: float | None = option(None, "scale is lora_alpha / rank; default: the rank", above=0)
     dropout: float = option(0.0, "dropout on the input of LoRA", low=0, high=0.99)
+    freeze_a: bool = option(False, "LoRA-FA: A stays at its random start, and B alone is trained")
     targets: tuple[str, ...] = option(
         (), "layer names inside a block (to_q, attn.to_k, ff.net.2); default: the family's"
     )
@@ -112,6 +120,10 @@ class TrainConfig:
     max_grad_norm: float = option(1.0, "gradients are clipped to this norm; 0: not at all", low=0)
     gradient_checkpointing: bool = option(False, "recompute block activations in the backward pass")
     stream_middle: bool = option(False, "keep only one of the trained blocks' base weights in memory at a time")
+    lisa_blocks: int = option(
+        0, "LISA instead of LoRA: how many random blocks are trained at a time, with their full weights", low=0
+    )
+    lisa_period: int = option(50, "LISA: optimiser steps after which other blocks are drawn", low=1)
     guidance_scale: float | None = option(None, "guidance input of distilled models; default: the family's")
     seed: int = option(0, "one seed for everything that is drawn", low=0)
     device: str = option("auto", "auto, cpu, cuda, mps")

@@ -12,6 +12,7 @@ from blockskip.errors import UserError
 from blockskip.loading.source import ModelSource
 from blockskip.loading.transformer import empty_transformer
 from tests.families.groups import adapt, forward_inputs, group, layers, transformer
+from tests.method.bases import first
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +122,9 @@ def test_a_does_not_depend_on_the_blocks_that_were_left_out(flux: ModelSource) -
 def test_zero_lora_leaves_the_output_as_it_was(source: ModelSource) -> None:
     model, inputs = transformer(source), forward_inputs(source, group(source))
     with torch.no_grad():
-        before = model(**inputs)[0]
+        before = first(model(**inputs))
         adapt(source, model, range(1, 4), zero=True)
-        assert torch.equal(model(**inputs)[0], before)
+        assert torch.equal(first(model(**inputs)), before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -137,6 +138,27 @@ def test_lora_is_float32_and_alone_trainable_whatever_the_base(source: ModelSour
     assert {value.dtype for value in parameters} == {torch.float32}
     assert {value.dtype for name, value in model.named_parameters() if name not in trainable} == {dtype}
     assert not any(m.cast_input_dtype_enabled for m in model.modules() if isinstance(m, LoraLayer))
+
+
+def test_a_frozen_a_is_in_the_state_and_gets_no_gradient(source: ModelSource) -> None:
+    states, model = [], None
+    for freeze in (False, True):
+        model = transformer(source)
+        names = layers(source, model, range(1, 4))
+        parameters = add_lora(model, names, 4, 4.0, 0.0, 0, freeze)
+        states.append(adapter_state(model))
+    assert model is not None
+    assert all(torch.equal(value, states[0][name]) for name, value in states[1].items())
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    assert len(parameters) == len(names) == len(trained)
+    assert all(".lora_B." in name for name in trained)
+    drawn = {name: torch.randn_like(value) for name, value in states[1].items()}
+    load_adapter_state(model, drawn)
+    first(model(**forward_inputs(source, group(source)))).square().mean().backward()
+    lora = {name: value for name, value in model.named_parameters() if "lora_" in name}
+    assert {name for name, value in lora.items() if value.grad is not None} <= set(trained)
+    assert sum(value.grad is not None for value in lora.values()) >= len(trained) - 4  # deaf layers
+    assert {name for name, value in model.named_parameters() if value.requires_grad} == set(trained)
 
 
 def test_the_state_is_set_in_place_and_must_be_this_adapter_s(source: ModelSource) -> None:

@@ -16,14 +16,13 @@ from blockskip.encoding.text import encode_prompts
 from blockskip.families import Text, stack_text
 from blockskip.families.flux import Flux
 from blockskip.loading.source import ModelSource
-from blockskip.method.layout import TEXT
 from blockskip.method.skipping import ConstantResidual, SkippedModel, install_stubs, run_block, run_head, span_features
 from blockskip.method.split import Split
 from blockskip.planner.parts import empty_part, fake
 from blockskip.precision import compute
 from blockskip.preview.denoise import velocity
 from blockskip.training.step import MicroBatch, training_loss
-from tests.families.groups import CPU, GUIDANCE, group, layers, unheard
+from tests.families.groups import CPU, GUIDANCE, capture_features, group, layers, transformer, unheard
 from tests.tiny_families import TINY
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -109,7 +108,7 @@ def test_run_block_and_run_head(source: ModelSource, mode: FakeTensorMode) -> No
             found = source.family.velocity(output[0], batch.latents)
         assert all(isinstance(value, FakeTensor) for value in (found, *features.values()))
         assert found.shape == batch.latents.shape
-        assert features["tail.residual"].shape[:2] == (2, 24)
+        assert features["tail.residual"].shape == head.shape
 
 
 @pytest.mark.parametrize(
@@ -118,21 +117,19 @@ def test_run_block_and_run_head(source: ModelSource, mode: FakeTensorMode) -> No
 def test_training_loss_and_its_gradients(
     source: ModelSource, mode: FakeTensorMode, dtype: torch.dtype, checkpointing: bool
 ) -> None:
-    model, split, width = empty_part(source, "transformer", dtype), Split(2, 2), 32
+    model, split = empty_part(source, "transformer", dtype), Split(2, 2)
     layout = source.family.layout
+    stored = capture_features(source, transformer(source), split, group(source))
     names = layers(source, model, split.middle(layout.count(model)))
     skipped = SkippedModel(model, layout, split, ConstantResidual())
     add_lora(model, names, 4, 4.0, 0.1, 0)
     faked(model, mode)
     if checkpointing:
-        model.enable_gradient_checkpointing()
+        source.family.enable_checkpointing(model)
     model.train()
     with mode, compute(CPU, dtype):
         batch = group(source)
-        batch.features = {"tail.residual": torch.zeros(2, 24, width, dtype=dtype)}
-        batch.features |= {"front.hidden_states": torch.zeros(2, 24, width, dtype=dtype)}
-        if TEXT in layout.returns_of(layout.names(model)[1]):
-            batch.features |= {"front.encoder_hidden_states": torch.zeros(2, 6, width, dtype=dtype)}
+        batch.features = {name: torch.zeros(value.shape, dtype=dtype) for name, value in stored.items()}
         loss = training_loss(skipped, source.family, source.config("transformer"), batch, GUIDANCE, dtype)
         loss.backward()
     assert isinstance(loss, FakeTensor)

@@ -45,12 +45,12 @@ def test_a_run_ends_in_an_adapter_that_the_pipeline_draws_with(
 
     def picture() -> Any:
         image = pipeline(
-            "a dog", height=64, width=96, num_inference_steps=2, max_sequence_length=40,
+            prompt="a dog", height=64, width=96, num_inference_steps=2, max_sequence_length=40,
             generator=torch.Generator().manual_seed(0), **(dict(tiny.plain) | dict(tiny.guided)),
         ).images[0]  # fmt: skip
         return np.asarray(image).astype(int)
 
     base = picture()
-    pipeline.load_lora_weights(run.output / "adapter")
+    tiny.load_lora(pipeline, run.output / "adapter")
     assert np.abs(picture() - drawn).max() <= max(1, tiny.rounding)
     assert np.abs(base - drawn).max() > 3

@@ -20,6 +20,7 @@ from blockskip.precision import compute
 from blockskip.store.groups import GroupStore
 from blockskip.training.step import MicroBatch
 from tests.families.groups import CPU, GUIDANCE, forward_inputs, group, transformer
+from tests.method.bases import first
 
 F32, BF16 = torch.float32, torch.bfloat16
 GROUPS = 5
@@ -30,6 +31,10 @@ CASES = [
     ("flux", BF16, "two groups", (2, 3)), ("sana", F32, "one group", (2, 2)), ("sana", F32, "all", (3, 0)),
     ("sana", BF16, "two groups", (1, 4)), ("sd3", F32, "two groups", (3, 2)), ("sd3", BF16, "one group", (2, 1)),
     ("qwen_image", F32, "two groups", (3, 2)), ("qwen_image", BF16, "one group", (2, 1)),
+    ("pixart_sigma", F32, "all", (3, 0)), ("lumina2", F32, "two groups", (2, 2)),
+    ("cogview4", BF16, "one group", (2, 1)),
+    ("flux", F32, "two groups", (0, 0, (2, 5))), ("flux", BF16, "all", (0, 0, (4, 6))),
+    ("sana", F32, "one group", (0, 0, (1, 4))), ("sd3", BF16, "two groups", (0, 0, (2, 3))),
 ]  # fmt: skip
 
 
@@ -82,7 +87,7 @@ def assert_equal(found: Features, expected: Features) -> None:
 @pytest.mark.parametrize(("name", "dtype", "window", "pair"), CASES, ids=str)
 def test_stored_features_are_those_of_one_forward_pass(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype,
-    window: str, pair: tuple[int, int],
+    window: str, pair: Any,
 ) -> None:  # fmt: skip
     source: ModelSource = request.getfixturevalue(name)
     batches, split, store = groups_of(source), Split(*pair), GroupStore(tmp_path)
@@ -115,7 +120,7 @@ def test_stored_features_are_those_of_one_forward_pass(
 
 
 def _bytes_held(source: ModelSource, batch: MicroBatch, split: Split, features: Features, dtype: torch.dtype) -> int:
-    """Bytes that a group holds in a window at most: its state, its front features, what entered the tail."""
+    """Bytes that a group holds in a window at most: its state, its front features, what entered a span."""
     full = transformer(source, dtype=dtype)
     streams: dict[int, State] = {}
     entered: dict[int, torch.Tensor] = {}
@@ -128,13 +133,15 @@ def _bytes_held(source: ModelSource, batch: MicroBatch, split: Split, features: 
         list(streamed.run([lambda: forward_inputs(source, batch, dtype)], visit))
     count = source.family.layout.count(full)
     held = []
-    last = count if split.tail else split.front
+    last, (start, stop) = count if split.passes is None else split.passes, split.inner
     for block in range(last):
         size = sum(value.nbytes for value in streams[block].values())
         if split.front and block >= split.front - 1:
             size += sum(value.nbytes for name, value in features.items() if name.startswith("front."))
         if split.tail and block >= count - split.tail:
             size += entered[count - split.tail].nbytes
+        if stop and block >= start - 1:
+            size += sum(value.nbytes for value in streams[start - 1].values())
         held.append(size)
     return max(held)
 
@@ -154,9 +161,9 @@ def test_a_streamed_pass_gives_the_whole_model_s_output_and_states(source: Model
 
     calls = [lambda batch=batch: forward_inputs(source, batch) for batch in batches]  # type: ignore[misc]
     with torch.no_grad():
-        outputs = {call: output[0] for call, output, _ in streamed.run(calls, visit)}
+        outputs = {call: first(output) for call, output, _ in streamed.run(calls, visit)}
         for call, batch in enumerate(batches):
-            assert torch.equal(outputs[call], full(**forward_inputs(source, batch))[0])
+            assert torch.equal(outputs[call], first(full(**forward_inputs(source, batch))))
         for front in range(1, layout.count(full)):
             _, features = capture(full, layout, Split(front, 0), ConstantResidual(), calls[1]())
             assert_equal({f"front.{name}": value for name, value in blocks_seen[front - 1].items()}, features)
@@ -225,11 +232,11 @@ def test_a_front_alone_runs_no_block_behind_it(
 
 def test_every_part_of_the_argument_is_part_of_the_key() -> None:
     first = FeaturesArgument(
-        "w", ("a",), 3, 2, "residual", ("t",), "p", (0.25, 0.5), (1, 2), 1.0, "flux", "torch.float32"
+        "w", ("a",), 3, 2, (0, 0), "residual", ("t",), "p", (0.25, 0.5), (1, 2), 1.0, "flux", "torch.float32"
     )
     changes: dict[str, Any] = {
-        "transformer": "v", "adapters": (), "front": 4, "tail": 1, "rule": "none", "text": ("u",), "pixels": "q",
-        "sigmas": (0.25, 0.5000001), "noise_seeds": (1, 3), "guidance": 1.5, "family": "sana",
+        "transformer": "v", "adapters": (), "front": 4, "tail": 1, "inner": (1, 2), "rule": "none", "text": ("u",),
+        "pixels": "q", "sigmas": (0.25, 0.5000001), "noise_seeds": (1, 3), "guidance": 1.5, "family": "sana",
         "dtype": "torch.bfloat16",
     }  # fmt: skip
     assert set(changes) == set(first.__dataclass_fields__)

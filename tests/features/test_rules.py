@@ -14,7 +14,8 @@ from blockskip.method.split import Split
 from blockskip.store.groups import GroupStore
 from tests.families.groups import CPU, GUIDANCE, capture_features, distance, forward_inputs, group, stubbed, transformer
 
-#: Stores one number a sample: how much longer the base's tail makes the state.
+#: Stores one number a sample, at each image token as joint streams need it: how much longer the base's tail makes the
+#: state.
 GAIN = '''
 from __future__ import annotations
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ class Gain(SkipRule):
 
     def tail_features(self, span_input, span_output):
         norms = [state.float().norm(dim=(1, 2), keepdim=True) for state in (span_output, span_input)]
-        return {"gain": norms[0] / norms[1]}
+        gain = norms[0] / norms[1]
+        return {"gain": gain.expand(-1, span_output.shape[1], -1).contiguous()}
 
     def tail_output(self, span_input, features):
         return span_input * features["gain"] * self.share
@@ -60,7 +62,7 @@ def test_a_rule_from_a_file_works_from_the_store_to_the_output(source: ModelSour
         window_bytes=1, dtype=torch.float32, device=CPU, guidance=GUIDANCE,
     )  # fmt: skip
     features = store.read("ab")
-    assert features["tail.gain"].shape == (2, 1, 1)
+    assert features["tail.gain"].shape[::2] == (2, 1)
     expected = capture_features(source, full, split, batch, rule)
     assert features.keys() == expected.keys()
     assert all(torch.equal(value, expected[name]) for name, value in features.items())
@@ -76,7 +78,8 @@ def test_a_rule_from_a_file_works_from_the_store_to_the_output(source: ModelSour
     layout.head_of(skipped.model).register_forward_pre_hook(lambda _, args: head.append(args[0]))
     with torch.no_grad():
         skipped(features, **inputs)
-    assert distance(head[0], entered[0] * features["tail.gain"]) < 1e-6
+    image = layout.image_tokens(entered[0], features["tail.gain"].shape[1])
+    assert distance(layout.image_tokens(head[0], image.shape[1]), image * features["tail.gain"]) < 1e-6
 
 
 def test_the_identity_is_that_of_the_file_s_bytes_and_the_class(file: Path, tmp_path: Path) -> None:

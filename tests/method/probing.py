@@ -20,11 +20,14 @@ def distance(value: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def text_tokens(base: Base) -> int:
-    """How many text tokens enter the first block."""
+    """How many text tokens enter the first block: as many as the model is given where they enter in a joint stream."""
     found: list[int] = []
 
     def look(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found.append(Stub(block, ()).incoming(*args, **kwargs)[TEXT].shape[1])
+        text = Stub(block, ()).incoming(*args, **kwargs).get(TEXT)
+        count = base.layout.joint_text(base.inputs) if text is None else text.shape[1]
+        assert count is not None
+        found.append(count)
 
     handle = base.layout.blocks(base.model)[0].register_forward_pre_hook(look, with_kwargs=True)
     with torch.no_grad():

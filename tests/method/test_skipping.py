@@ -21,6 +21,7 @@ from tests.families.groups import (
     transformer,
     unheard,
 )
+from tests.method.bases import first
 from tests.tiny_families import TINY
 
 # FLUX here has 3 double and 5 single blocks: inside the double stack, at its end, behind it, inside the single one.
@@ -59,7 +60,7 @@ def test_a_front_alone_changes_no_bit_of_outputs_and_gradients(
         assert torch.equal(outside[key], value)
     skipped.model.train()
     if checkpointing:
-        skipped.model.enable_gradient_checkpointing()  # type: ignore[operator]
+        source.family.enable_checkpointing(skipped.model)
 
     reference = loss_of(source, whole, group(source))
     expected = gradients(inside, reference)
@@ -73,12 +74,12 @@ def test_a_front_alone_changes_no_bit_of_outputs_and_gradients(
 
     with torch.no_grad():
         inputs = forward_inputs(source, batch)
-        output = full(**inputs)[0]
-        assert torch.equal(skipped(batch.features, **inputs)[0], output)
+        output = first(full(**inputs))
+        assert torch.equal(first(skipped(batch.features, **inputs)), output)
         batch.text = source.family.without_text_tokens(batch.text)
-        assert torch.equal(skipped(batch.features, **forward_inputs(source, batch))[0], output)
+        assert torch.equal(first(skipped(batch.features, **forward_inputs(source, batch))), output)
         spoilt = {key: value + 0.01 for key, value in batch.features.items()}
-        assert not torch.equal(skipped(spoilt, **inputs)[0], output)
+        assert not torch.equal(first(skipped(spoilt, **inputs)), output)
 
 
 def test_text_tokens_are_dropped_only_where_no_block_reads_them(flux: ModelSource, sana: ModelSource) -> None:
@@ -103,11 +104,11 @@ def test_front_and_tail_give_the_base_s_output(named: tuple[ModelSource, nn.Modu
             output, features = capture(full, layout, split, ConstantResidual(), inputs)
             skipped = stubbed(source, split)
             adapt(source, skipped.model, split.middle(count), zero=True)
-            found = skipped(features, **inputs)[0]
+            found = first(skipped(features, **inputs))
             without = features | {"tail.residual": torch.zeros_like(features["tail.residual"])}
-            control = skipped(without, **inputs)[0]
-        assert distance(found, output[0]) <= 1e-6, split
-        assert distance(control, output[0]) >= 1e-4, split
+            control = first(skipped(without, **inputs))
+        assert distance(found, first(output)) <= 1e-6, split
+        assert distance(control, first(output)) >= 1e-4, split
 
 
 def test_only_image_tokens_get_the_residual(flux: ModelSource) -> None:
@@ -118,10 +119,10 @@ def test_only_image_tokens_get_the_residual(flux: ModelSource) -> None:
     assert features["tail.residual"].shape[1] == tokens
     seen: list[dict[str, torch.Tensor]] = []
     blocks = flux.family.layout.blocks(skipped.model)
-    first, last = blocks[-2], blocks[-1]
-    assert isinstance(first, Stub) and isinstance(last, Stub)
-    first.register_forward_pre_hook(
-        lambda _, args, kwargs: seen.append(first.incoming(*args, **kwargs)), with_kwargs=True
+    other, last = blocks[-2], blocks[-1]
+    assert isinstance(other, Stub) and isinstance(last, Stub)
+    other.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(other.incoming(*args, **kwargs)), with_kwargs=True
     )
     last.register_forward_pre_hook(
         lambda _, args, kwargs: seen.append(last.incoming(*args, **kwargs)), with_kwargs=True
@@ -135,6 +136,8 @@ def test_only_image_tokens_get_the_residual(flux: ModelSource) -> None:
 
 def test_no_residual_is_the_model_with_the_blocks_absent(named: tuple[ModelSource, nn.Module]) -> None:
     source, _ = named
+    if source.family.name == "chroma":
+        pytest.skip("its forward gives each block a modulation by its place, so that a shorter list is another model")
     layout, batch = source.family.layout, group(source)
     inputs = forward_inputs(source, batch)
     shortened = transformer(source)
@@ -147,7 +150,7 @@ def test_no_residual_is_the_model_with_the_blocks_absent(named: tuple[ModelSourc
     with torch.no_grad():
         _, features = capture(transformer(source), layout, Split(2, 1), NoResidual(), inputs)
         assert features == {}
-        assert torch.equal(skipped({}, **inputs)[0], shortened(**inputs)[0])
+        assert torch.equal(first(skipped({}, **inputs)), first(shortened(**inputs)))
 
 
 class HalfResidual(SkipRule):
@@ -171,9 +174,9 @@ def test_a_rule_decides_what_is_stored_and_what_comes_out(named: tuple[ModelSour
     assert {name for name in features if name.startswith("tail.")} == {"tail.before", "tail.after"}
     halved = residual | {"tail.residual": residual["tail.residual"] / 2}
     with torch.no_grad():
-        own = stubbed(source, split, HalfResidual())(features, **inputs)[0]
-        constant = stubbed(source, split)(halved, **inputs)[0]
-    assert distance(own, constant) <= 1e-6
+        own = stubbed(source, split, HalfResidual())(features, **inputs)
+        constant = stubbed(source, split)(halved, **inputs)
+    assert distance(first(own), first(constant)) <= 1e-6
 
 
 def test_the_residual_is_kept_in_the_dtype_of_the_block() -> None:

@@ -42,6 +42,27 @@ def test_skipped_and_middle_are_all_blocks_once(front: int, tail: int, num_block
     assert [index for index in skipped if index > middle.start] == list(range(num_blocks - tail, num_blocks))
 
 
+@given(st.integers(0, 12), st.integers(0, 12), st.integers(1, 12))
+def test_a_run_inside_leaves_blocks_on_both_sides(start: int, count: int, num_blocks: int) -> None:
+    split = Split(0, 0, (start, start + count))
+    if start + count == 0:
+        assert split.skipped(num_blocks) == ()
+    elif not (start and count and start + count < num_blocks):
+        with pytest.raises(ValueError, match="leave none to train before or after"):
+            split.middle(num_blocks)
+    else:
+        assert split.skipped(num_blocks) == tuple(range(start, start + count))
+        assert sorted((*split.middle(num_blocks), *split.skipped(num_blocks))) == list(range(num_blocks))
+        assert split.passes == start + count
+    assert (Split(3, 0).passes, Split(3, 1).passes) == (3, None)
+
+
+def test_a_run_inside_goes_alone() -> None:
+    for front, tail in ((1, 0), (0, 1)):
+        with pytest.raises(ValueError, match="no front and no tail"):
+            Split(front, tail, (3, 5)).middle(10)
+
+
 @pytest.mark.parametrize("split", [Split(-1, 2), Split(2, -1)])
 def test_negative_counts_are_refused(split: Split) -> None:
     with pytest.raises(ValueError, match="must not be negative"):

@@ -35,6 +35,7 @@ from blockskip.method.skipping import Features, SkippedModel
 from blockskip.planner.counting import HOST, LiveBytes, tables
 from blockskip.planner.setting import Setting, make_setting
 from blockskip.precision import compute
+from blockskip.training.lisa import LisaBlocks
 from blockskip.training.loop import Trainer
 from blockskip.training.step import MicroBatch
 
@@ -53,13 +54,18 @@ def setting_of(
     model: dict[str, Any] | None = None,
     **train: Any,
 ) -> Setting:
-    """A setting for a tiny pipeline on the CPU; ``train`` may hold ``tail_mode`` and ``preview`` too."""
-    mode, preview = train.pop("tail_mode", "residual"), train.pop("preview", {})
+    """A setting for a tiny pipeline on the CPU; ``train`` may hold settings of other sections too."""
+    modes, preview = (
+        {name: train.pop(name) for name in ("front_mode", "tail_mode") if name in train},
+        train.pop("preview", {}),
+    )
+    inner = {name: train.pop(name) for name in ("middle", "middle_start") if name in train}
+    ends = inner or {"front": skip[0], "tail": skip[1]}
     config = Config(
         model=ModelConfig(**({"dtype": "float32"} | (model or {}))),
         data=DataConfig(resolution=SIDE, full_resolution=SIDE, text_length=LENGTH),
-        skip=SkipConfig(front=skip[0], tail=skip[1], tail_mode=mode),
-        lora=LoraConfig(rank=rank),
+        skip=SkipConfig(**ends, **modes),
+        lora=LoraConfig(rank=rank, freeze_a=train.pop("freeze_a", False)),
         train=TrainConfig(steps=3, batch_size=batch, gradient_accumulation_steps=accumulation, **train),
         preview=PreviewConfig(**({"prompts": (PROMPT,), "height": SIDE, "width": SIDE} | preview)),
     )
@@ -108,23 +114,33 @@ def read_blocks_are_weights(live: LiveBytes) -> Iterator[None]:
         Weights.inside = inside  # type: ignore[method-assign]
 
 
-def train(setting: Setting, text: Text, features: Features, folder: Path) -> LiveBytes:
+def train(setting: Setting, text: Text, features: Features, folder: Path, step_number: int = 0) -> LiveBytes:
     """An optimiser step as the run does it, counted: the second one, when the optimiser has its state."""
     config, source = setting.config, setting.source
     live, placed = LiveBytes(), (setting.dtype, CPU, FrozenAdapters([]))
-    absent = sorted({*setting.split.skipped(setting.num_blocks), *setting.streamed})
+    absent = sorted({*range(setting.num_blocks)} - {*setting.resident})
     model = load_transformer(source, absent, *placed, config.model.quantization)
     if setting.streamed:
         stream_blocks(model, source, setting.streamed, *placed)
     stubbed = SkippedModel(model, source.family.layout, setting.stored, setting.rule)
-    assert config.lora.lora_alpha is not None
-    parameters = add_lora(model, setting.targets, config.lora.rank, config.lora.lora_alpha, config.lora.dropout, 0)
+    lora = config.lora
+    assert lora.lora_alpha is not None
+    blocks, parameters = None, []
+    if config.train.lisa_blocks:
+        own = config.train
+        blocks = LisaBlocks(model, source.family.layout, own.lisa_blocks, own.lisa_period, own.seed)
+    else:
+        parameters = add_lora(model, setting.targets, lora.rank, lora.lora_alpha, lora.dropout, 0, lora.freeze_a)
     if config.train.gradient_checkpointing:
         model.enable_gradient_checkpointing()  # type: ignore[operator]
     trainer = Trainer(
         stubbed, parameters, source.family, source.config("transformer"), config.train, 0.0, setting.guidance,
-        setting.dtype, CPU, folder, {},
+        setting.dtype, CPU, folder, {}, blocks=blocks,
     )  # fmt: skip
+    if blocks is not None:
+        trainer.step = step_number
+        trainer._begin_step()
+        parameters = trainer.parameters
     trainer.model.model.train()
     latents, noise, sigma, own = drawn(setting, text)
     batch = MicroBatch(latents, noise, sigma, torch.ones(config.train.batch_size), own, shaped_like(features))
@@ -140,9 +156,12 @@ def train(setting: Setting, text: Text, features: Features, folder: Path) -> Liv
     with live, read_blocks_are_weights(live):
         frozen = [value for value in model.parameters() if id(value) not in trained and not value.is_meta]
         live.tag([*frozen, *(value for value in model.buffers() if not value.is_meta)], "weights")
-        live.tag(parameters, "adapters")
+        live.tag([*parameters, *(value for name, value in model.named_parameters() if "lora_" in name)], "adapters")
         live.tag(tables(model), "weights")
         live.watch_gradients(parameters)
+        for parameter, master in blocks.pairs.values() if blocks is not None else ():
+            if master is not parameter:
+                parameter.register_post_accumulate_grad_hook(lambda _, m=master: live.tag([m.grad], "gradients"))
         step()
         live.reset_peaks()
         live.flops = 0
@@ -182,7 +201,7 @@ def precomputed(setting: Setting, text: Text) -> LiveBytes:
             live.tag(tables(transformer.model), "weights")
             live.reset_peaks()
             live.flops = 0
-            for _ in transformer.run([inputs], visit, stop=None if split.tail else split.front, keep=CPU):
+            for _ in transformer.run([inputs], visit, stop=split.passes, keep=CPU):
                 pass
     finally:
         AheadOfBlocks._stored = stored  # type: ignore[method-assign]

@@ -124,3 +124,14 @@ def test_the_cheapest_model_is_on_record_as_it_is_planned_now() -> None:
     ends = (min(CARDS), max(CARDS))
     recorded = [one for one in record.read() if one.model == record.CHEAPEST and one.card in ends]
     assert record.planned([record.CHEAPEST], ends) == recorded
+
+
+def test_some_models_are_planned_anew_and_the_others_rows_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        record, "planned", lambda models: [row(card, name, disk_bytes=1) for name in models for card in CARDS]
+    )
+    name = named_models()[3]
+    rows = record.updated([name])
+    assert [(one.model, one.card) for one in rows] == [(model, card) for model in named_models() for card in CARDS]
+    assert [one.model for one in rows if one.disk_bytes == 1] == [name] * len(CARDS)
+    assert all(one.disk_bytes == 1 for one in record.updated([]))

@@ -24,6 +24,15 @@ TRAINING: list[tuple[str, dict[str, Any]]] = [
     ("flux", {"skip": (0, 0), "accumulation": 2}),
     ("flux", {"model": BF16 | {"quantization": "int8"}, "gradient_checkpointing": True}),
     ("sana", {"model": {"quantization": "nf4"}}),
+    ("flux", {"middle": 3}),
+    ("flux", {"skip": (0, 0), "lisa_blocks": 2, "lisa_period": 1, "accumulation": 2}),
+    ("sana", {"skip": (0, 0), "lisa_blocks": 1, "lisa_period": 1, "model": BF16, "gradient_checkpointing": True}),
+    ("sd3", {"skip": (0, 0), "lisa_blocks": 2, "lisa_period": 2, "model": BF16, "accumulation": 2}),
+    ("sana", {"middle": 2, "stream_middle": True, "gradient_checkpointing": True}),
+    ("flux", {"skip": (2, 0), "freeze_a": True, "rank": 16, "accumulation": 2}),
+    ("sd3", {"freeze_a": True, "rank": 16, "stream_middle": True}),
+    ("flux", {"skip": (2, 2), "front_mode": "keep", "tail_mode": "keep"}),
+    ("sana", {"skip": (1, 2), "front_mode": "keep", "tail_mode": "keep", "model": {"quantization": "nf4"}}),
     ("sana", {"skip": (1, 2), "tail_mode": "stream", "model": BF16, "gradient_checkpointing": True}),
     ("sd3", {"model": BF16, "batch": 2, "accumulation": 2}),
     ("sd3", {"skip": (1, 2), "stream_middle": True, "gradient_checkpointing": True}),
@@ -55,14 +64,18 @@ def test_training(family: str, settings: dict[str, Any], request: pytest.Fixture
     setting = real.setting_of(request.getfixturevalue(family), **settings)
     text = encoding.encode_text(setting)[1]
     features = phases.precompute(setting, text)[1]
-    plan = phases.train(setting, text, features).plan
-    live = real.train(setting, real.shaped_like(text), features, tmp_path)
+    trained = phases.train(setting, text, features)
+    plan, live = trained.plan, real.train(setting, real.shaped_like(text), features, tmp_path, trained.step)
     close(plan, live)
     steps = setting.config.train.steps
     assert plan.flops == pytest.approx(steps * live.flops, rel=1e-3)
 
 
-@pytest.mark.parametrize("settings", [{}, {"batch": 2, "model": BF16, "skip": (2, 0)}], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"batch": 2, "model": BF16, "skip": (2, 0)}, {"middle": 2, "middle_start": 1}],
+    ids=["float32", "bfloat16", "inside"],
+)
 def test_encoding_and_precompute(source: ModelSource, settings: dict[str, Any], tmp_path: Path) -> None:
     setting = real.setting_of(source, **settings)
     plan, text = encoding.encode_text(setting)
@@ -83,6 +96,19 @@ def test_encoding_and_precompute(source: ModelSource, settings: dict[str, Any], 
 def test_streamed_text_encoders_hold_several_prompts(source: ModelSource) -> None:
     setting = real.setting_of(source, model={"stream_text_encoders": True})
     close(encoding.encode_text(setting)[0], real.text_encoded(setting, setting.captions))
+
+
+def test_a_frozen_a_takes_no_gradient_and_no_state_and_is_saved(sana: ModelSource) -> None:
+    found = []
+    for freeze in (False, True):
+        setting = real.setting_of(sana, skip=(0, 0), rank=16, accumulation=2, freeze_a=freeze)
+        found.append(phases.train(setting, encoding.encode_text(setting)[1], {}))
+    whole, half = found
+    assert half.adapter == whole.adapter == whole.plan.device["adapters"] == half.plan.device["adapters"]
+    assert half.plan.device["gradients"] < 0.6 * whole.plan.device["gradients"]
+    assert half.optimizer < 0.6 * whole.optimizer
+    assert half.plan.device["weights"] == whole.plan.device["weights"]
+    assert half.plan.device["activations"] < whole.plan.device["activations"]
 
 
 def test_on_cuda_a_second_block_is_read_ahead(flux: ModelSource) -> None:

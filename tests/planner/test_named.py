@@ -18,7 +18,11 @@ from blockskip.settings import from_flat
 from tools import named_models as tool
 
 FLUX, SANA = "black-forest-labs/FLUX.1-dev", "Efficient-Large-Model/Sana_1600M_1024px_diffusers"
+PIXART = "PixArt-alpha/PixArt-Sigma-XL-2-1024-MS"
 SD3, QWEN = "stabilityai/stable-diffusion-3.5-large", "Qwen/Qwen-Image"
+FLUX2, KLEIN = "black-forest-labs/FLUX.2-dev", "black-forest-labs/FLUX.2-klein-base-4B"
+LUMINA2, COGVIEW4 = "Alpha-VLLM/Lumina-Image-2.0", "THUDM/CogView4-6B"
+CHROMA, Z_IMAGE, AURA_FLOW = "lodestones/Chroma1-HD", "Tongyi-MAI/Z-Image-Turbo", "fal/AuraFlow-v0.3"
 #: Published sizes of the transformers, in parameters.
 TRANSFORMERS = {
     FLUX: 11.90e9,
@@ -30,14 +34,36 @@ TRANSFORMERS = {
     "stabilityai/stable-diffusion-3.5-medium": 2.24e9,
     SD3: 8.06e9,
     QWEN: 20.43e9,
+    PIXART: 0.61e9,
+    "PixArt-alpha/PixArt-XL-2-1024-MS": 0.61e9,
+    FLUX2: 32.22e9,
+    KLEIN: 3.88e9,
+    "black-forest-labs/FLUX.2-klein-base-9B": 9.08e9,
+    LUMINA2: 2.61e9,
+    COGVIEW4: 6.37e9,
+    CHROMA: 8.90e9,
+    Z_IMAGE: 6.16e9,
+    AURA_FLOW: 6.83e9,
 }
 #: Of text encoders.
 ENCODERS = [
     (FLUX, "text_encoder", 0.123e9), (FLUX, "text_encoder_2", 4.76e9), (SANA, "text_encoder", 2.61e9),
     (SD3, "text_encoder_3", 4.76e9), (QWEN, "text_encoder", 8.29e9),
+    (FLUX2, "text_encoder", 24.0e9), (KLEIN, "text_encoder", 4.02e9), (CHROMA, "text_encoder", 4.76e9),
+    ("black-forest-labs/FLUX.2-klein-base-9B", "text_encoder", 8.19e9), (Z_IMAGE, "text_encoder", 4.02e9),
+    (AURA_FLOW, "text_encoder", 1.22e9), (LUMINA2, "text_encoder", 2.61e9),
+    (COGVIEW4, "text_encoder", 9.40e9 - 0.62e9),  # GLM-4-9B without its head over the vocabulary
 ]  # fmt: skip
 #: Of autoencoders: channels, and pixels that a side of a latent stands for.
-LATENTS = {FLUX: (16, 8), SANA: (32, 32), SD3: (16, 8), QWEN: (16, 8)}
+LATENTS = {
+    FLUX: (16, 8),
+    SANA: (32, 32),
+    SD3: (16, 8),
+    QWEN: (16, 8),
+    FLUX2: (128, 16),
+    Z_IMAGE: (16, 8),
+    PIXART: (4, 8),
+}
 
 
 @functools.cache

@@ -23,8 +23,8 @@ BASE: dict[str, Any] = {
 CHANGES: dict[str, Any] = {
     "train.optimizer": "adamw8bit", "model.dtype": "float32", "model.quantization": "nf4",
     "model.stream_text_encoders": True, "data.resolution": 64, "data.full_resolution": 128, "data.text_length": 8,
-    "skip.ratio": 0.5, "skip.tail_mode": "stream", "skip.rule": "none", "lora.rank": 4, "lora.targets": ["to_q"],
-    "train.steps": 4, "train.batch_size": 2,
+    "skip.ratio": 0.5, "skip.tail_mode": "stream", "skip.front_mode": "keep", "skip.middle": 2, "skip.rule": "none",
+    "lora.rank": 4, "lora.targets": ["to_q"], "lora.freeze_a": True, "train.steps": 4, "train.batch_size": 2,
     "train.gradient_accumulation_steps": 1, "train.max_grad_norm": 0.0, "train.gradient_checkpointing": True,
     "train.stream_middle": True, "train.checkpoint_every": 1, "train.checkpoints_total_limit": 1, "features.pool": 1,
     "features.window": "4KiB", "features.disk": "4KiB", "preview.prompts": ["a dog", "a cat"], "preview.images": 2,

@@ -67,7 +67,7 @@ def test_a_picture_is_the_pipeline_s_own(request: pytest.FixtureRequest, case: s
 
     def expected(prompt: str, seed: int, options: dict[str, Any]) -> np.ndarray[Any, Any]:
         image = pipeline(
-            prompt, height=64, width=96, num_inference_steps=3, max_sequence_length=24,
+            prompt=prompt, height=64, width=96, num_inference_steps=3, max_sequence_length=24,
             generator=torch.Generator().manual_seed(seed), **(dict(tiny.plain) | options),
         ).images[0]  # fmt: skip
         return np.asarray(image).astype(int)

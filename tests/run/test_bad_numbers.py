@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from blockskip.adapters.lora import adapter_state
 from blockskip.errors import RunError
-from blockskip.run import job
 from blockskip.training import loop
 from tests.run.runs import Run, Runs
 
@@ -86,7 +84,8 @@ def test_training_that_changes_nothing_is_an_error(flux_runs: Runs) -> None:
 
 def test_an_adapter_that_is_not_finite_is_not_saved(flux_runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     output = flux_runs.folder()
-    monkeypatch.setattr(job, "adapter_state", lambda model: {n: v / 0 for n, v in adapter_state(model).items()})
+    state = loop.Trainer.state
+    monkeypatch.setattr(loop.Trainer, "state", lambda self: {name: v / 0 for name, v in state(self).items()})
     with pytest.raises(RunError, match=r"values that are not finite .* lower train\.learning_rate"):
         flux_runs(output, train__steps=1)
     assert not Run(output).file.exists()

@@ -10,6 +10,7 @@ from diffusers import FluxPipeline, FluxTransformer2DModel, SanaPipeline, SanaTr
 from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
 
 from blockskip.run import job
+from blockskip.store.tensors import read_tensors
 from blockskip.training import loop
 from blockskip.training.step import MicroBatch
 from tests.run.runs import PROMPT, Run, Runs
@@ -26,6 +27,9 @@ BASELINES: dict[str, dict[str, Any]] = {
     "high to low": {"patches__direction": "high-to-low"},
     "random patches": {"patches__direction": "random"},
     "skip, no patches": {"patches__direction": "fixed"},
+    "front and tail kept": {"skip__front": 1, "skip__tail": 1, "skip__front_mode": "keep", "skip__tail_mode": "keep"},
+    "a run inside": {"skip__middle": 2},
+    "LoRA-FA": ALL | {"lora__freeze_a": True},
     "the method": {},
 }
 
@@ -104,10 +108,18 @@ def test_a_baseline_trains_every_tensor(trained: dict[str, tuple[Run, dict[str, 
     run, start = trained[name]
     tensors = run.tensors
     assert tensors.keys() == start.keys()
-    assert [key for key, value in tensors.items() if torch.equal(value, start[key])] == []
-    front, _, rest = run.header["blockskip.skipped"].partition("+")
+    frozen = [key for key in tensors if ".lora_A." in key] if run.config["lora"]["freeze_a"] else []
+    assert [key for key, value in tensors.items() if torch.equal(value, start[key])] == frozen
+    moments = read_tensors(run.output / "checkpoints" / "step-000002" / "state.safetensors")[0]
+    assert sum(key.endswith(".exp_avg") for key in moments) == len(tensors) - len(frozen)
     blocks = {tuple(key.split(".")[1:3]) for key in tensors}
-    assert len(blocks) == 4 - int(front) - int(rest.partition(" of ")[0])
+    skipped = run.header["blockskip.skipped"]
+    if name == "a run inside":
+        assert skipped == "1..2 of 4"
+        assert blocks == {("transformer_blocks", "0"), ("single_transformer_blocks", "1")}
+    else:
+        front, _, rest = skipped.partition("+")
+        assert len(blocks) == 4 - int(front) - int(rest.partition(" of ")[0])
 
 
 def test_baselines_differ_where_they_should(trained: dict[str, tuple[Run, dict[str, torch.Tensor]]]) -> None:
@@ -115,12 +127,16 @@ def test_baselines_differ_where_they_should(trained: dict[str, tuple[Run, dict[s
     losses = {name: [entry["loss"] for entry in run.entries] for name, (run, _) in trained.items()}
     first = {name: values[0] for name, values in losses.items()}
     assert first["front only"] == first["patches only"]
+    assert losses["LoRA-FA"] == losses["patches only"]  # A has no gradient yet where B is zero: only step 2 moves it
+    assert trained["LoRA-FA"][0].adapter != trained["patches only"][0].adapter
+    assert first["front and tail kept"] == first["patches only"]
     assert first["tail only"] == pytest.approx(first["patches only"], rel=1e-6)
+    assert first["a run inside"] == pytest.approx(first["patches only"], rel=1e-6)
     assert first["the method"] == pytest.approx(first["patches only"], rel=1e-6)
     assert first["skip, no patches"] == pytest.approx(first["resize only"], rel=1e-6)
     assert first["no residual"] != pytest.approx(first["the method"], rel=1e-2)
     second = [values[1] for values in losses.values()]
-    assert len(set(second)) == len(BASELINES), losses
+    assert len(set(second)) == len(BASELINES) - 1, losses
 
 
 def adapted(model: Any, start: dict[str, torch.Tensor], rank: int, alpha: float) -> Any:

@@ -78,6 +78,8 @@ def test_targets_and_counts(values: dict[str, Any]) -> None:
     assert prepared.counts.skipped == sum(value.numel() for block in skipped for value in block.parameters())
     assert prepared.counts.kept == total - prepared.counts.skipped
     assert prepared.counts.trained == 4 * 3 * (32 + 32 + 32 + 128)
+    frozen = ready(values, lora__rank=3, lora__targets=["attn.to_q", "proj_mlp"], lora__freeze_a=True)
+    assert frozen.counts.trained == 4 * 3 * (32 + 128)
 
 
 def test_targets_of_ones_own_must_all_match(values: dict[str, Any]) -> None:
@@ -97,6 +99,7 @@ def test_the_fingerprint_has_what_was_learnt_with(values: dict[str, Any]) -> Non
 
     assert differs(train__steps=7, train__learning_rate=1.0, preview__prompts=["x"], features__disk="1GB") == set()
     assert differs(lora__rank=8) == {"lora.rank", "lora.lora_alpha"}
+    assert differs(lora__freeze_a=True) == {"lora.freeze_a"}
     assert differs(data__flip=True) == {"data.flip"}
     assert differs(data__prompt="x") == {"data.prompt", "the pictures and captions"}
     for name, value in (("train__seed", 2), ("train__batch_size", 2), ("features__pool", 7)):

@@ -10,7 +10,9 @@ import pytest
 from blockskip.cli import main
 from blockskip.errors import RunError, UserError
 from blockskip.preview import draw
+from blockskip.run.prepare import Prepared
 from blockskip.training import loop
+from blockskip.training.checkpoints import latest_checkpoint
 from tests.run.loads import Loads
 from tests.run.runs import Run, Runs, Written
 from tests.tiny import make_flux
@@ -241,6 +243,21 @@ def test_what_does_not_matter_may_change(flux_runs: Runs, tmp_path: Path) -> Non
     assert again.adapter == adapter
     assert again.metrics == metrics
     assert len(list((output / "samples").glob("*.png"))) == 1
+
+
+def test_a_run_that_did_not_know_a_setting_had_its_default(flux_runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer version goes on where an older one, without that key, stopped; but only with the key's default."""
+    fingerprint = Prepared.fingerprint
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            Prepared, "fingerprint",
+            lambda self: {name: value for name, value in fingerprint(self).items() if name != "lora.freeze_a"},
+        )  # fmt: skip
+        older = flux_runs(train__steps=1)
+    assert "lora.freeze_a" not in latest_checkpoint(older.output / "checkpoints").fingerprint
+    with pytest.raises(UserError, match=r"another lora\.freeze_a"):
+        flux_runs(older.output, train__steps=2, lora__freeze_a=True)
+    assert flux_runs(older.output, train__steps=2).metrics.count(b"\n") == 2
 
 
 def test_an_adapter_without_checkpoints_is_not_overwritten(flux_runs: Runs) -> None:

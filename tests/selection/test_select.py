@@ -43,7 +43,9 @@ class Pixels:
 
 
 @pytest.fixture(autouse=True)
-def own_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+def only_what_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An encoder of our own, and no plans of the trainings, which would take longer than they."""
+    monkeypatch.setattr("blockskip.run.job.plan_run", lambda prepared: None)
     monkeypatch.setattr("blockskip.selection.job.open_encoder", lambda name, device: Pixels())
     monkeypatch.setattr("blockskip.selection.validate.open_encoder", lambda name, device: Pixels())
 
@@ -52,7 +54,9 @@ def own_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
 def subjects(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> tuple[str, str]:
     folder = tmp_path_factory.mktemp("subjects")
     for name in ("red_dog", "cat"):
-        shutil.copytree(photos, folder / name)
+        (folder / name).mkdir()
+        for photo in sorted(path for path in photos.iterdir() if path.suffix != ".txt")[:2]:
+            shutil.copy(photo, folder / name)
     return str(folder / "red_dog"), str(folder / "cat")
 
 
@@ -93,7 +97,9 @@ def test_planted_importance_is_found_by_both_probes(
 ) -> None:
     model = planted(request_fixture, tmp_path / "model")
     training = SMALL["training"] | {"train.learning_rate": 1e-9}  # or LoRA would carry text in every block
-    found = select(request(model, tmp_path, subjects, ratios=(0.7,), window=1, images_per_prompt=1, training=training))
+    found = select(
+        request(model, tmp_path, subjects[:1], ratios=(0.7,), window=1, images_per_prompt=1, training=training)
+    )
     assert set(found["blocks"]) != {0} and sum(found["blocks"]) == 10
     velocity = found["other_probes"]["velocity"]
     # a byte of a pixel may be rounded the other way, so the pictures' share of nothing is larger
@@ -121,6 +127,7 @@ def request_fixture(request: pytest.FixtureRequest) -> Path:
 def whole(tmp_path_factory: pytest.TempPathFactory, flux_folder: Path, subjects: tuple[str, str]) -> Any:
     """A selection of the tiny FLUX model, its request, and the model's bytes before and after."""
     monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr("blockskip.run.job.plan_run", lambda prepared: None)
     monkeypatch.setattr("blockskip.selection.job.open_encoder", lambda name, device: Pixels())
     output = tmp_path_factory.mktemp("selection")
     own = request(flux_folder, output, subjects, ratios=(0.25, 0.5), window=3)
@@ -146,6 +153,7 @@ def test_what_is_written(whole: Any, flux_folder: Path) -> None:
     assert [item["subject"] for item in made["adapters"]] == ["red_dog", "cat"]
     assert made["adapters"][0]["caption"] == "a photo of sks red dog"
     assert made["adapters"][0]["prompts"] == ["a photo of sks red dog in the snow", "a cat"]
+    assert made["steps"] == 2 and made["training"] == SMALL["training"]
     assert set(found["agreement"]["velocity"]) == {"front", "back", "window", "splits of 2", "splits of 4"}
     for name in ("curves.png", "heatmap.png", "contact.png"):
         with Image.open(own.folder / name) as picture:
@@ -245,10 +253,15 @@ def test_validation_compares_the_choice_with_its_neighbours(whole: Any, subjects
     assert splits[0] == tuple(found["chosen"]) and len(set(splits)) == len(splits) >= 3
     assert all(front + tail == 4 for front, tail in splits)
     for row in found["splits"]:
-        assert len(row["heldout_share"]) == len(row["fidelity"]) == 2
-    best = max(found["splits"], key=lambda row: row["mean_heldout_share"])
+        assert len(row["heldout_change"]) == len(row["fidelity"]) == 2
+    best = min(found["splits"], key=lambda row: row["mean_heldout_change"])
     assert found["best_by_heldout_loss"] == [best["front"], best["tail"]]
-    assert "chosen" in validation_text(found)
+    plain = found["plain"]
+    assert len(plain["heldout_change"]) == len(plain["fidelity"]) == 2
+    changes = [row["heldout_change"] for row in (plain, *found["splits"])]
+    assert all(-1 < value < 1 and value != 0 for row in changes for value in row)
+    assert plain["mean_fidelity"] == pytest.approx(sum(plain["fidelity"]) / 2)
+    assert "chosen" in validation_text(found) and f"{plain['mean_fidelity']:.3f}" in validation_text(found)
 
 
 def all_of(own: Request) -> list[Any]:

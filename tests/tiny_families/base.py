@@ -15,6 +15,11 @@ def as_it_is(pipeline: Any, latents: torch.Tensor, height: int, width: int) -> t
     return latents
 
 
+def by_the_pipeline(pipeline: Any, folder: Path) -> None:
+    """Load LoRA as almost all pipelines do."""
+    pipeline.load_lora_weights(folder)
+
+
 @dataclass(frozen=True)
 class TinyFamily:
     """A family's side of the shared tests. Everything here is the pipeline's, nothing is the family file's own.
@@ -29,8 +34,13 @@ class TinyFamily:
         rounding: largest difference of a guided picture's bytes, for pipelines that compute both halves as one batch.
         unpacked: (B, C, h, w) of (pipeline, latents as it keeps them, height, width in pixels).
         video: the autoencoder takes and gives frames, (B, C, 1, H, W).
+        inputs: names of the latents and of the text among the arguments of the transformer's `forward`.
+        multiple: the transformer fills text and image to a multiple of this number of tokens.
+        mode: latents are the mode of the autoencoder's distribution, without noise.
+        padding_read: the padding of a text is read in spite of its mask.
         deaf: names of LoRA layers that no gradient reaches in the last trained block, where only a stored residual or
             the head follows: they work for text that nobody reads.
+        load_lora: lets an adapter in a folder act in the pipeline.
     """
 
     make: Callable[[Path], Path]
@@ -41,7 +51,12 @@ class TinyFamily:
     rounding: int = 0
     unpacked: Callable[[Any, torch.Tensor, int, int], torch.Tensor] = as_it_is
     video: bool = False
+    inputs: tuple[str, str] = ("hidden_states", "encoder_hidden_states")
+    multiple: int = 1
+    mode: bool = False
+    padding_read: bool = False
     deaf: tuple[str, ...] = ()
+    load_lora: Callable[[Any, Path], None] = by_the_pipeline
 
 
 def ragged_mask(batch: int, length: int) -> torch.Tensor:

@@ -32,7 +32,7 @@ WORDS = (
 def make_qwen_image(folder: Path, *, layers: int = 6, seed: int = 0) -> Path:
     """Write a QwenImagePipeline with `layers` blocks and the scheduler of the published model; return `folder`."""
     folder = Path(folder)
-    tokenizer = _tokenizer()
+    tokenizer = qwen_tokenizer(WORDS)
     transformer = QwenImageTransformer2DModel(
         patch_size=2,
         in_channels=16,
@@ -88,17 +88,17 @@ def make_qwen_image(folder: Path, *, layers: int = 6, seed: int = 0) -> Path:
     return folder
 
 
-def _tokenizer() -> Qwen2Tokenizer:
-    """Qwen's byte-level BPE that knows the bytes and the words of the template."""
+def qwen_tokenizer(words: Sequence[str], special: Sequence[str] = ("<|im_start|>", "<|im_end|>")) -> Qwen2Tokenizer:
+    """Qwen's byte-level BPE that knows the bytes, some words ("Ġ" is a space) and special tokens."""
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = []
-    for word in WORDS:
+    for word in words:
         for end in range(1, len(word)):
             merges.append((word[:end], word[end]))
             tokens.append(word[: end + 1])
     vocabulary = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
     tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=list(dict.fromkeys(merges)))
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.add_special_tokens({"additional_special_tokens": list(special)})
     return tokenizer
 
 

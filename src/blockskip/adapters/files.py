@@ -18,6 +18,8 @@ from blockskip.errors import UserError
 from blockskip.progress import say
 
 FILE_NAME = "pytorch_lora_weights.safetensors"
+#: Of the file that holds changed weights instead (``adapters.difference``).
+DIFFERENCE_NAME = "weights_difference.safetensors"
 PREFIX = "transformer."
 #: The key under which diffusers keeps LoraConfig values in the header.
 DIFFUSERS_KEY = "lora_adapter_metadata"
@@ -72,7 +74,7 @@ def save_lora(
         raise ValueError(f"the adapter has values that are not finite in {broken[0]}")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE_NAME
-    write(path, lambda temporary: _save_sorted(temporary, tensors, {"format": "pt", **header}))
+    write(path, lambda temporary: save_sorted(temporary, tensors, {"format": "pt", **header}))
     with safe_open(path, framework="pt") as saved:
         whole = set(saved.keys()) == set(tensors)
         if not whole or not all(torch.equal(saved.get_tensor(name), value) for name, value in tensors.items()):
@@ -80,7 +82,7 @@ def save_lora(
     return path
 
 
-def _save_sorted(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+def save_sorted(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
     """``save_file`` with the metadata in order: the library shuffles it, and equal adapters would be other bytes."""
     try:
         save_file(dict(tensors), path, metadata=dict(metadata))
@@ -96,12 +98,13 @@ def _save_sorted(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapp
 
 
 def find_lora(path: Path, key: str = "--lora") -> Path:
-    """The LoRA file of a run's folder, of its ``adapter`` folder, or the file itself.
+    """The LoRA file of a run's folder, of its ``adapter`` folder, or the file itself; or that of changed weights.
 
     Raises:
         UserError: there is none.
     """
-    for candidate in (path, path / FILE_NAME, path / "adapter" / FILE_NAME):
+    named = (folder / name for folder in (path, path / "adapter") for name in (FILE_NAME, DIFFERENCE_NAME))
+    for candidate in (path, *named):
         if candidate.is_file():
             return candidate
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model, set_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from torch import nn
 
@@ -57,19 +57,28 @@ def target_names(
 
 
 def add_lora(
-    model: nn.Module, names: Sequence[str], rank: int, lora_alpha: float, dropout: float, seed: int
+    model: nn.Module,
+    names: Sequence[str],
+    rank: int,
+    lora_alpha: float,
+    dropout: float,
+    seed: int,
+    freeze_a: bool = False,
 ) -> list[nn.Parameter]:
     """Give every named layer a LoRA pair and return the trainable parameters, float32, in a fixed order.
 
     A is drawn from the seed alone; B is zero, so that the model's output is unchanged. PEFT's cast of layer inputs to
     float32 is off: under ``precision.compute`` the pairs run in the base's dtype.
+
+    Args:
+        freeze_a: train B alone (LoRA-FA, arXiv 2308.03303): the layers' inputs are not kept for A's gradient.
     """
     config = LoraConfig(
         r=rank, lora_alpha=lora_alpha, lora_dropout=dropout, target_modules=list(names), init_lora_weights=True
     )  # type: ignore[arg-type]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model.add_adapter(config, adapter_name=ADAPTER)  # type: ignore[operator]
+        inject_adapter_in_model(config, model, ADAPTER)  # not all of diffusers' models have ``add_adapter``
     parameters = []
     for module in model.modules():
         if isinstance(module, LoraLayer):
@@ -89,8 +98,10 @@ def add_lora(
                 parameter.data = drawn.to(parameter.device)
             else:
                 parameter.data = parameter.data.float()
-            parameter.requires_grad_(True)
-            parameters.append(parameter)
+            trained = not freeze_a or ".lora_B." in name
+            parameter.requires_grad_(trained)
+            if trained:
+                parameters.append(parameter)
     return parameters
 
 

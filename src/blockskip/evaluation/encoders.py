@@ -1,4 +1,4 @@
-"""Encoders of pictures by name: the one that comes as a package, and DINO and CLIP from a folder or the hub."""
+"""Encoders of pictures by name: those that come as packages, and DINO and CLIP from a folder or the hub."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from blockskip.errors import UserError
 from blockskip.evaluation.encoder import BATCH, Encoder, ImageEncoder, to_pixels
+from blockskip.evaluation.mobilenet import MobileNetEncoder
 
 #: Encoders of DreamBooth's protocol (arXiv 2208.12242) by their short names.
 PUBLISHED = {"dino": "facebook/dino-vits16", "clip": "openai/clip-vit-base-patch32"}
@@ -58,7 +59,7 @@ class TransformersEncoder:
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise UserError(f"{start} is no folder here and cannot be fetched ({reason}).") from None
-        self.name = Path(path).name
+        self.name, self.is_clip = Path(path).name, kind.startswith("clip")
         self.network = network.to(device).eval().requires_grad_(False)
         self._device = device
 
@@ -90,11 +91,14 @@ def open_encoder(name: str, device: torch.device = torch.device("cpu")) -> Encod
     """The encoder of a name.
 
     Args:
-        name: ``efficientnet`` (a package, nothing is downloaded), ``dino``, ``clip``, a folder or a hub id.
+        name: ``efficientnet`` or ``mobilenet`` (packages, nothing is downloaded), ``dino``, ``clip``, a folder or a hub
+            id.
 
     Raises:
         UserError: it is not installed, or cannot be had.
     """
     if name == "efficientnet":
         return ImageEncoder(device)
+    if name == "mobilenet":
+        return MobileNetEncoder(device)
     return TransformersEncoder(PUBLISHED.get(name, name), device)

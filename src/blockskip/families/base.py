@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from blockskip.method.flow import Distribution, add_noise
+from blockskip.method.flow import Distribution, add_noise, velocity_target
 from blockskip.method.layout import BlockLayout
 
 #: What a prompt becomes: named tensors whose first dimension is the batch.
@@ -111,6 +111,14 @@ class Family(ABC):
     def decode(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:
         """Kernel: pixels (B, 3, H, W), about [-1, 1], of normalised latents (B, C, h, w)."""
 
+    def add_noise(self, latents: torch.Tensor, noise: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        """Kernel: noisy latents (B, C, h, w) at noise levels (B,); (1 - sigma) * x + sigma * noise."""
+        return add_noise(latents, noise, sigma)
+
+    def target(self, latents: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Kernel: what ``velocity`` is trained to be, (B, C, h, w); v = noise - x."""
+        return velocity_target(latents, noise)
+
     @abstractmethod
     def forward_inputs(
         self, config: Mapping[str, Any], latents: torch.Tensor, sigma: torch.Tensor, text: Text, guidance: float
@@ -135,11 +143,14 @@ class Family(ABC):
         dtype: torch.dtype,
     ) -> dict[str, Any]:
         """Kernel: ``forward_inputs`` of latents noised in float32, then cast to the base's dtype."""
-        return self.forward_inputs(config, add_noise(latents, noise, sigma).to(dtype), sigma, text, guidance)
+        return self.forward_inputs(config, self.add_noise(latents, noise, sigma).to(dtype), sigma, text, guidance)
 
     @abstractmethod
     def velocity(self, output: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
-        """Kernel: v = noise - x, shaped like the latents (B, C, h, w), from the transformer's first output."""
+        """Kernel: v = noise - x, shaped like the latents (B, C, h, w), from the transformer's first output.
+
+        A family that overrides ``target`` gives what its pipeline's scheduler takes in the place of v.
+        """
 
     def guide(self, conditional: torch.Tensor, unconditional: torch.Tensor, scale: float) -> torch.Tensor:
         """Kernel: the guided velocity (B, C, h, w); classifier-free guidance, u + scale * (c - u)."""
@@ -152,6 +163,17 @@ class Family(ABC):
     @abstractmethod
     def set_timesteps(self, scheduler: Any, steps: int, tokens: int, device: torch.device) -> None:
         """Prepare the pipeline's own scheduler as its ``__call__`` does, for pictures of a number of image tokens."""
+
+    def prepare(self, model: Any) -> None:  # noqa: B027
+        """Change what a transformer needs changed, right after its construction and ahead of its weights."""
+
+    def enable_checkpointing(self, model: Any) -> None:
+        """Let the transformer's blocks run again in the backward pass instead of keeping their activations."""
+        model.enable_gradient_checkpointing()
+
+    def pipeline_call(self, index: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of the pipeline's call that suit the model, where its ``model_index.json`` tells them."""
+        return {}
 
     def without_text_tokens(self, text: Text) -> Text:
         """Text whose token embeddings are zeros of no size in memory: enough when the front features are stored."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from blockskip.families.base import Defaults, Text
 from blockskip.families.kl import KLFamily
-from blockskip.families.packing import pack_tokens, shift_by_tokens, unpack_tokens
+from blockskip.families.packing import grid_ids, pack_tokens, shift_by_tokens, unpack_tokens
 from blockskip.method.layout import IMAGE, TEXT, BlockLayout
 
 
@@ -67,16 +67,13 @@ class Flux(KLFamily):
     ) -> dict[str, Any]:
         """Packed latents (B, h/2 * w/2, 4C), ids from 0 on the patch's own grid."""
         rows, columns = latents.shape[2] // 2, latents.shape[3] // 2
-        ids = torch.zeros(rows, columns, 3, device=latents.device)
-        ids[..., 1] += torch.arange(rows, device=latents.device)[:, None]
-        ids[..., 2] += torch.arange(columns, device=latents.device)[None, :]
         prompt = text["prompt_embeds"]
         return {
             "hidden_states": pack_tokens(latents),
             "encoder_hidden_states": prompt,
             "pooled_projections": text["pooled_prompt_embeds"],
             "timestep": sigma,
-            "img_ids": ids.reshape(rows * columns, 3),
+            "img_ids": grid_ids(rows, columns, 3, latents.device),
             "txt_ids": torch.zeros(prompt.shape[1], 3, device=latents.device),
             "guidance": torch.full_like(sigma, guidance) if config["guidance_embeds"] else None,
             "return_dict": False,

@@ -11,7 +11,7 @@ from blockskip.families.base import Family
 
 
 class KLFamily(Family):
-    """A family with AutoencoderKL (FLUX.1, Stable Diffusion 3): latents = (x - shift) * scale."""
+    """A family with AutoencoderKL: latents = (x - shift) * scale, without a shift where the autoencoder has none."""
 
     def vae_factor(self, vae_config: Mapping[str, Any]) -> int:
         """Halved once between each two levels of the autoencoder."""
@@ -25,11 +25,11 @@ class KLFamily(Family):
         """(mean + std * noise - shift) * scale."""
         posterior = vae.encode(pixels).latent_dist
         latents = posterior.mean + posterior.std * noise.to(posterior.mean.dtype)
-        scaled: torch.Tensor = (latents - vae.config.shift_factor) * vae.config.scaling_factor
+        scaled: torch.Tensor = (latents - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
         return scaled
 
     def decode(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:
         """The decoder after undoing scale and shift."""
-        scaled = latents / vae.config.scaling_factor + vae.config.shift_factor
+        scaled = latents / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
         pixels: torch.Tensor = vae.decode(scaled, return_dict=False)[0]
         return pixels

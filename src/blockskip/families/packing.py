@@ -1,4 +1,4 @@
-"""Latents as tokens of 2x2 latent pixels, and the sampler's shift by their number (FLUX.1, Qwen-Image)."""
+"""Latents as tokens of 2x2 latent pixels, their places, and the sampler's shift by their number."""
 
 from __future__ import annotations
 
@@ -20,6 +20,14 @@ def unpack_tokens(tokens: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     batch, channels, height, width = like.shape
     parted = tokens.reshape(batch, height // 2, width // 2, channels, 2, 2).permute(0, 3, 1, 4, 2, 5)
     return parted.reshape(batch, channels, height, width)
+
+
+def grid_ids(rows: int, columns: int, axes: int, device: torch.device) -> torch.Tensor:
+    """Position ids (rows * columns, axes) float32: a token's row in axis 1, its column in axis 2, zero elsewhere."""
+    ids = torch.zeros(rows, columns, axes, device=device)
+    ids[..., 1] += torch.arange(rows, device=device)[:, None]
+    ids[..., 2] += torch.arange(columns, device=device)[None, :]
+    return ids.reshape(rows * columns, axes)
 
 
 def shift_by_tokens(scheduler: Any, tokens: int, max_shift: float = 1.15) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -15,7 +15,7 @@ from blockskip.loading.transformer import Adapters, StreamedTransformer
 from blockskip.memory import release
 from blockskip.method.ahead import AheadOfBlocks, outputs_bytes
 from blockskip.method.layout import State
-from blockskip.method.skipping import SkipRule, run_block, span_features
+from blockskip.method.skipping import Features, SkipRule, inner_features, run_block, span_features
 from blockskip.method.split import Split
 from blockskip.precision import compute
 from blockskip.progress import progress
@@ -30,6 +30,7 @@ class FeaturesArgument:
     adapters: tuple[str, ...]
     front: int
     tail: int
+    inner: tuple[int, int]
     rule: str
     text: tuple[str, ...]
     pixels: str
@@ -71,6 +72,8 @@ class _Waiting:
     inputs: dict[str, object] | None = None
     front: State | None = None
     tail_input: torch.Tensor | None = None
+    inner_input: State | None = None
+    inner: Features = field(default_factory=dict)
 
 
 def precompute(
@@ -92,14 +95,14 @@ def precompute(
     Args:
         keys: of all groups.
         read: gives the group at a position in ``keys``.
-        window_bytes: memory for the states, front features and tail inputs of the groups that advance together.
+        window_bytes: memory for the states, front features and inputs of spans of the groups that advance together.
     """
     missing = [index for index in dict(zip(keys, range(len(keys)), strict=True)).values() if not store.has(keys[index])]
     if not missing or not rule.stores(split):
         return
     transformer = StreamedTransformer(source, dtype, device, adapters)
     num_blocks = transformer.num_blocks
-    stop = None if split.tail else split.front
+    stop = split.passes
     done = 0
     steps = len(missing) * (num_blocks if stop is None else stop)
     with progress(steps, "precompute") as bar, store.write_behind() as write:
@@ -128,14 +131,15 @@ class Window:
     guidance: float
 
     def group_bytes(self, group: Input) -> int:
-        """Memory that a group takes at most while it waits: its input, its state, front features and tail input."""
+        """Memory that a group takes at most while it waits: its input, state, front features and a span's input."""
         model, layout = self.transformer.model, self.transformer.layout
         with (
             self.transformer.block(0), torch.no_grad(), compute(self.device, self.dtype),
             AheadOfBlocks(model, layout).kept() as ahead,
         ):  # fmt: skip
             state, _ = run_block(model, layout, 0, None, self._inputs(group))
-        kept = 1 + bool(self.split.front and self.rule.uses_front) + bool(self.split.tail)
+        inner = self.split.inner[1] and self.rule.uses_tail
+        kept = 1 + bool(self.split.front and self.rule.uses_front) + bool(self.split.tail) + bool(inner)
         given = _bytes([group.latents, group.noise, group.latents, *group.text.values()])  # and the noisy latents
         return kept * _bytes(state.values()) + given + outputs_bytes(ahead)
 
@@ -143,6 +147,7 @@ class Window:
         """Run a window through the blocks and store every group's features."""
         waiting, keep = [_Waiting() for _ in window], torch.device("cpu")
         tail = self.transformer.num_blocks - self.split.tail if self.split.tail else None
+        start, end = self.split.inner if self.rule.uses_tail else (0, 0)
 
         def visit(block: int, index: int, state: State, entered: torch.Tensor) -> None:
             held = waiting[index]
@@ -150,6 +155,11 @@ class Window:
                 held.tail_input = entered.to(keep, copy=True)
             if block == self.split.front - 1 and self.rule.uses_front:
                 held.front = {name: value.to(keep, copy=True).contiguous() for name, value in state.items()}
+            if end and block == start - 1:
+                held.inner_input = {name: value.to(keep, copy=True) for name, value in state.items()}
+            if end and block == end - 1 and held.inner_input is not None:
+                left = {name: value.to(keep) for name, value in state.items()}
+                held.inner, held.inner_input = inner_features(self.rule, held.inner_input, left), None
             if block == 0:  # the later blocks need no text tokens, or read them themselves
                 window[index].text = self.source.family.without_text_tokens(window[index].text)
                 held.inputs = None
@@ -176,9 +186,10 @@ class Window:
         return self.source.family.noisy_inputs(config, *drawn, text, self.guidance, self.dtype)
 
     def _write(self, write: Write, group: Input, held: _Waiting, head: torch.Tensor | None) -> None:
-        features = span_features(self.source.family.layout, self.rule, held.front, held.tail_input, head)
+        features = span_features(self.source.family.layout, self.rule, held.front, held.tail_input, head) | held.inner
         write(group.key, {name: value.contiguous() for name, value in features.items()})
         held.front = held.tail_input = held.inputs = None
+        held.inner = {}
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:

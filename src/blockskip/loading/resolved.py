@@ -76,21 +76,52 @@ def conflicts(config: Config) -> list[str]:
             f'train.stream_middle reads the unquantised base and model.quantization = "{config.model.quantization}" '
             "keeps the quantised one; use one of the two."
         )
+    skip = config.skip
+    if skip.middle and (skip.front_mode, skip.tail_mode) != ("features", "residual"):
+        found.append("skip.middle leaves no front and no tail; leave skip.front_mode and skip.tail_mode out.")
+    elif skip.front_mode == "keep" and skip.tail_mode != "residual" and skip.rule != "residual":
+        found.append(
+            f'skip.rule = "{skip.rule}" has no blocks to stand in for: skip.front_mode = "keep" and '
+            f'skip.tail_mode = "{skip.tail_mode}" run them all; leave skip.rule out.'
+        )
+    if skip.middle_start is not None and not skip.middle:
+        found.append("skip.middle_start places the blocks that skip.middle counts; set skip.middle too.")
+    if config.train.lisa_blocks:
+        found += _of_lisa(config)
     if config.data.class_images and not config.data.class_prompt:
         found.append("data.class_images needs data.class_prompt, the caption of the class pictures.")
     return found
 
 
+def _of_lisa(config: Config) -> list[str]:
+    """What full training of blocks does not go with."""
+    found = []
+    if config.model.quantization != "none":
+        found.append("train.lisa_blocks trains the weights themselves; leave model.quantization out, which packs them.")
+    if config.train.stream_middle:
+        found.append("train.lisa_blocks trains the weights themselves; train.stream_middle keeps them in the file.")
+    if config.lora.freeze_a or config.lora.targets:
+        found.append("train.lisa_blocks trains blocks without LoRA; leave lora.freeze_a and lora.targets out.")
+    return found
+
+
 def stored_split(config: Config, split: Split) -> Split:
-    """The part of a split that stored features stand in for: a streamed tail is run, and needs none."""
-    return Split(split.front, 0) if config.skip.tail_mode == "stream" else split
+    """The part of a split that stored features stand in for: what is kept or streamed is run, and needs none."""
+    front, tail = config.skip.front_mode == "features", config.skip.tail_mode == "residual"
+    return Split(split.front if front else 0, split.tail if tail else 0, split.inner)
 
 
-def streamed_blocks(config: Config, split: Split, num_blocks: int) -> range:
-    """The numbers of the blocks that are read for each run of them while training."""
-    middle = split.middle(num_blocks)
-    tail = num_blocks if config.skip.tail_mode == "stream" else middle.stop
-    return range(middle.start if config.train.stream_middle else middle.stop, tail)
+def streamed_blocks(config: Config, split: Split, num_blocks: int) -> tuple[int, ...]:
+    """The numbers of the blocks that are read for each run of them while training, ascending."""
+    middle = split.middle(num_blocks) if config.train.stream_middle else ()
+    tail = split.tail if config.skip.tail_mode == "stream" else 0
+    return (*middle, *range(num_blocks - tail, num_blocks))
+
+
+def resident_blocks(config: Config, split: Split, num_blocks: int) -> tuple[int, ...]:
+    """The numbers of the blocks whose weights are in memory all the time while training, frozen or with LoRA."""
+    away = {*stored_split(config, split).skipped(num_blocks), *streamed_blocks(config, split, num_blocks)}
+    return tuple(index for index in range(num_blocks) if index not in away)
 
 
 def split_of(config: Config, family: Family, model: nn.Module) -> tuple[Split, str | None]:
@@ -100,10 +131,25 @@ def split_of(config: Config, family: Family, model: nn.Module) -> tuple[Split, s
         model: the transformer, without weights will do.
 
     Raises:
-        UserError: no block would be left, or the selection cannot be used.
+        UserError: no block would be left, or the selection cannot be used, or LISA has not all blocks to choose from.
     """
+    split, source = _chosen_split(config, family, model)
+    wanted, count = config.train.lisa_blocks, family.layout.count(model)
+    if wanted and split.skipped(count):
+        raise UserError(
+            "train.lisa_blocks chooses from all blocks of the model: set skip.ratio to 0, or skip.front and skip.tail, "
+            "and leave skip.middle out."
+        )
+    if wanted > count:
+        raise UserError(f"train.lisa_blocks = {wanted} is more than the {count} blocks of this model.")
+    return split, source
+
+
+def _chosen_split(config: Config, family: Family, model: nn.Module) -> tuple[Split, str | None]:
     skip, blocks = config.skip, family.layout.counts(model)
     given = skip.front is not None or skip.tail is not None
+    if skip.middle:
+        return _inner_split(config, family, model), "skip.middle"
     if given and skip.selection:
         raise UserError("skip.selection chooses skip.front and skip.tail; give either the file or the numbers.")
     source: str | None
@@ -118,6 +164,30 @@ def split_of(config: Config, family: Family, model: nn.Module) -> tuple[Split, s
     except ValueError as error:
         raise UserError(f"skip: {error}.") from None
     return split, source
+
+
+def _inner_split(config: Config, family: Family, model: nn.Module) -> Split:
+    """The split that skips a run inside; it is placed centrally where the settings do not place it."""
+    skip, layout = config.skip, family.layout
+    if skip.front or skip.tail or skip.selection:
+        raise UserError(
+            f"skip.middle = {skip.middle} skips blocks in the middle alone: skip.front and skip.tail must be 0 or left "
+            "out, and skip.selection left out."
+        )
+    names = layout.names(model)
+    start = (len(names) - skip.middle) // 2 if skip.middle_start is None else skip.middle_start
+    split = Split(0, 0, (start, start + skip.middle))
+    try:
+        split.middle(len(names))
+    except ValueError as error:
+        raise UserError(f"skip.middle: {error}.") from None
+    if len({layout.returns_of(name) for name in names[start - 1 : start + skip.middle]}) > 1:
+        raise UserError(
+            f"skip.middle = {skip.middle} from block {start}: between {names[start - 1]} and "
+            f"{names[start + skip.middle - 1]} the model joins its streams, and no residual can span that; "
+            "choose another skip.middle_start."
+        )
+    return split
 
 
 def fixed_split(config: Config, split: Split) -> Config:

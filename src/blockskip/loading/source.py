@@ -31,7 +31,7 @@ class ModelSource:
         name: what the user wrote.
         folder: the pipeline's folder.
         family: its architecture.
-        settings: of ``builtin.json``, if the folder has one: the call that suits the model.
+        settings: of ``builtin.json``, if the folder has one: the call that suits the model (``call``).
         hub: (repository, revision) when parts are still to be fetched.
     """
 
@@ -70,6 +70,8 @@ class ModelSource:
     def load(self, part: str, dtype: torch.dtype | None = None) -> Any:
         """A tokenizer, scheduler or model of the pipeline, by the class that ``model_index.json`` names."""
         library, class_name = json.loads((self.folder / "model_index.json").read_text(encoding="utf-8"))[part]
+        if class_name.endswith("Processor"):  # of text and pictures, which needs more packages: here it gets text only
+            class_name = "AutoTokenizer"
         cls = getattr(importlib.import_module(library), class_name)
         folder = self.part_folder(part)
         if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
@@ -135,7 +137,8 @@ def open_model(path: str, revision: str | None = None) -> ModelSource:
     if not index.is_file():
         raise UserError(f'model.path = "{path}" is not a diffusers pipeline: "model_index.json" is missing in it.')
     try:
-        class_name = json.loads(index.read_text(encoding="utf-8"))["_class_name"]
+        pipeline = json.loads(index.read_text(encoding="utf-8"))
+        class_name = pipeline["_class_name"]
     except (ValueError, KeyError, TypeError):
         raise UserError(f'model.path = "{path}": its model_index.json is damaged; fetch the model again.') from None
     try:
@@ -144,7 +147,8 @@ def open_model(path: str, revision: str | None = None) -> ModelSource:
         raise UserError(f'model.path = "{path}": {error}') from None
     settings = folder / "builtin.json"
     try:
-        found = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+        call = {"call": family.pipeline_call(pipeline)}
+        found = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else call
     except ValueError:
         raise UserError(f'model.path = "{path}": its builtin.json is damaged; fetch the model again.') from None
     source = ModelSource(path, folder, family, found, hub)

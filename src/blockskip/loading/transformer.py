@@ -13,6 +13,7 @@ from accelerate import init_empty_weights
 from diffusers.utils import logging as diffusers_logging
 from torch import nn
 
+from blockskip.families import Family
 from blockskip.loading.quantized import Quantization, fill_quantized
 from blockskip.loading.source import ModelSource
 from blockskip.loading.weights import Weights
@@ -30,7 +31,7 @@ class Adapters(Protocol):
 
 @contextmanager
 def _stubs_after_construction(
-    cls: Any, layout: Any, skip: Sequence[int] | None, removed: dict[int, nn.Module]
+    cls: Any, family: Family, skip: Sequence[int] | None, removed: dict[int, nn.Module]
 ) -> Iterator[None]:
     """Let ``cls.from_config`` give a model with stubs, so that ``from_pretrained`` never fills skipped blocks."""
     original = cls.__dict__.get("from_config")
@@ -38,6 +39,8 @@ def _stubs_after_construction(
     def from_config(config: Any, **kwargs: Any) -> Any:
         made = original.__func__(cls, config, **kwargs) if original else super(cls, cls).from_config(config, **kwargs)
         model = made[0] if isinstance(made, tuple) else made
+        family.prepare(model)
+        layout = family.layout
         removed.update(install_stubs(model, layout, range(layout.count(model)) if skip is None else skip))
         return made
 
@@ -59,6 +62,7 @@ def empty_transformer(source: ModelSource) -> nn.Module:
     cls = getattr(diffusers, source.family.transformer_class)
     with init_empty_weights(include_buffers=False):
         model: nn.Module = cls.from_config(source.config("transformer"))
+    source.family.prepare(model)
     return model
 
 
@@ -95,7 +99,7 @@ def _load(
 ) -> tuple[nn.Module, dict[int, nn.Module]]:
     cls = getattr(diffusers, source.family.transformer_class)
     removed: dict[int, nn.Module] = {}
-    with _stubs_after_construction(cls, source.family.layout, skip, removed):
+    with _stubs_after_construction(cls, source.family, skip, removed):
         model = cls.from_pretrained(source.part_folder("transformer"), torch_dtype=dtype)
     model = model.requires_grad_(False).eval().to(device)
     if adapters is not None:

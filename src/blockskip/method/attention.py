@@ -47,6 +47,22 @@ class AttentionNotSeen(RuntimeError):
         )
 
 
+class TextsOfSeveralLengths(AttentionNotSeen):
+    """Each sample's image tokens stand behind its own text in one stream, and the texts of a batch differ in length.
+
+    Args:
+        block: full name of the block in which this was seen.
+    """
+
+    def __init__(self, block: str) -> None:
+        self.blocks = (block,)
+        RuntimeError.__init__(
+            self,
+            f"the texts of a batch have different lengths, and in {block} each sample's image stands behind its own: "
+            "call the model with texts of one length.",
+        )
+
+
 @dataclass(frozen=True)
 class Attention:
     """A call of ``scaled_dot_product_attention`` in which image tokens meet the text.
@@ -116,6 +132,8 @@ class BlockAttention(ABC):
         self._hooked: dict[int, tuple[weakref.ref[nn.Module], list[RemovableHandle]]] = {}
         self._open: list[_Run] = []
         self._text_tokens: int | None = None
+        self._given_tokens: int | None = None
+        self._joint = False
         self._calls = 0
 
     @abstractmethod
@@ -134,12 +152,13 @@ class BlockAttention(ABC):
             AttentionNotSeen: a chosen block ran without it, or the model ran and the block did not.
         """
 
-        def arrive(_: nn.Module, args: tuple[Any, ...]) -> None:
+        def arrive(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._given_tokens = self._layout.joint_text(kwargs)
             self._calls += 1
             self._hook_blocks()
 
         self._hook_blocks()
-        call = self._model.register_forward_pre_hook(arrive)
+        call = self._model.register_forward_pre_hook(arrive, with_kwargs=True)
         try:
             yield
         finally:
@@ -174,12 +193,16 @@ class BlockAttention(ABC):
         self._hooked[place] = weakref.ref(module), make(module)
 
     def _hook_first(self, module: nn.Module) -> list[RemovableHandle]:
-        """Count the text tokens of the first block: later ones may get them in one joint stream."""
+        """Count the text tokens of the first block: later ones may get them in one joint stream.
+
+        Where the first one does, they are those that the model was called with.
+        """
         reader = module if isinstance(module, Stub) else Stub(module, ())
 
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             text = reader.incoming(*args, **kwargs).get(TEXT)
-            self._text_tokens = None if text is None else text.shape[1]
+            self._joint = text is None
+            self._text_tokens = self._given_tokens if text is None else text.shape[1]
 
         return [module.register_forward_pre_hook(before, with_kwargs=True)]
 
@@ -215,7 +238,7 @@ class BlockAttention(ABC):
         """Where the tokens are in attention between a block's streams; None: their numbers are not known."""
         if text is not None:
             text_tokens, image_tokens = text.shape[1], image.shape[1]
-        elif self._text_tokens is not None:  # one joint stream: in front of the first block there still were two
+        elif self._text_tokens is not None:  # one joint stream
             text_tokens, image_tokens = self._text_tokens, image.shape[1] - self._text_tokens
         else:
             return None
@@ -273,5 +296,7 @@ class _Run(TorchFunctionMode):
         places = self._places
         if places is None or is_causal or (query.shape[-2], key.shape[-2]) != (places.queries, places.keys):
             return None
+        if self._owner._joint and attn_mask is not None:
+            raise TextsOfSeveralLengths(self._owner._names[self._index])
         options["dropout_p"] = dropout_p
         return Attention(query, key, value, attn_mask, places.text, places.image, options)

@@ -1,4 +1,4 @@
-"""Front features and tail residuals from one full forward pass: the plain reference for the block-by-block pass."""
+"""Features of skipped blocks from one full forward pass: the plain reference for the block-by-block pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from blockskip.method.layout import IMAGE, BlockLayout, State, pack
-from blockskip.method.skipping import Features, SkipRule, Stub, span_features
+from blockskip.method.skipping import Features, SkipRule, Stub, inner_features, span_features
 from blockskip.method.split import Split
 
 
@@ -25,8 +25,11 @@ def capture(
     caught: dict[str, Any] = {"front": None, "tail": None, "head": None}
     handles = []
 
-    def keep_front(_: nn.Module, args: tuple[Any, ...], returned: object) -> None:
-        caught["front"] = pack(returned, layout.returns_of(names[split.front - 1]))
+    def keep_left(name: str, index: int) -> None:
+        def keep(_: nn.Module, args: tuple[Any, ...], returned: object) -> None:
+            caught[name] = pack(returned, layout.returns_of(names[index]))
+
+        handles.append(blocks[index].register_forward_hook(keep))
 
     def keep_tail(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         caught["tail"] = Stub(block, ()).incoming(*args, **kwargs)[IMAGE]
@@ -35,7 +38,11 @@ def capture(
         caught["head"] = args[0] if args else kwargs[IMAGE]
 
     if split.front:
-        handles.append(blocks[split.front - 1].register_forward_hook(keep_front))
+        keep_left("front", split.front - 1)
+    start, stop = split.inner
+    if stop:
+        keep_left("before", start - 1)
+        keep_left("after", stop - 1)
     if split.tail:
         handles.append(blocks[len(blocks) - split.tail].register_forward_pre_hook(keep_tail, with_kwargs=True))
         handles.append(layout.head_of(model).register_forward_pre_hook(keep_head, with_kwargs=True))
@@ -46,4 +53,6 @@ def capture(
             handle.remove()
     front = cast(State | None, caught["front"])
     features = span_features(layout, rule, front, cast(torch.Tensor | None, caught["tail"]), caught["head"])
+    if stop and rule.uses_tail:
+        features |= inner_features(rule, caught["before"], caught["after"])
     return output, {name: value.detach() for name, value in features.items()}

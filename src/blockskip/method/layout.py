@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -15,6 +15,12 @@ TEXT, IMAGE = "encoder_hidden_states", "hidden_states"
 Returns = tuple[str, ...]
 #: What leaves a block, by name: ``{"hidden_states": (B, tokens, D), "encoder_hidden_states": (B, tokens, D)}``.
 State = dict[str, torch.Tensor]
+
+
+def given_text(inputs: Mapping[str, Any]) -> int | None:
+    """How many text tokens a model is called with, from the keyword arguments of ``forward``."""
+    text = inputs.get(TEXT)
+    return text.shape[1] if isinstance(text, torch.Tensor) else None
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,8 @@ class BlockLayout:
         order: where the image tokens stand in attention and in joint streams; None where they never meet the text.
         cross: attribute name, inside a block, of the module by which image tokens read the text where that is
             cross-attention; its output is added to the image stream. None where text and image attend jointly.
+        joint_text: how many text tokens a joint stream has from the first block on, from the keyword arguments of
+            ``forward``; the most where samples differ.
     """
 
     lists: tuple[str, ...]
@@ -36,6 +44,7 @@ class BlockLayout:
     head: str = "norm_out"
     order: Literal["txt_img", "img_txt"] | None = None
     cross: str | None = None
+    joint_text: Callable[[Mapping[str, Any]], int | None] = given_text
 
     def names(self, model: nn.Module) -> list[str]:
         """Full names of all blocks in forward order, for example ``single_transformer_blocks.3``."""

@@ -6,6 +6,7 @@
 
 The front has nothing trainable before it, so what leaves block n-1 is the same in every step: it is stored and given
 back, exactly. The tail f'_{L} = f'_{L-m} + delta with delta = f_L - f_{L-m} of the base is the method's approximation.
+A run [a, b) inside (HollowedNet, arXiv 2411.01179) is replaced in the same way, each stream: f'_b = f'_a + f_b - f_a.
 A stub without parameters stands where each skipped block was: names, list lengths and ``forward`` stay as they are.
 """
 
@@ -24,7 +25,7 @@ from torch import nn
 from blockskip.method.layout import IMAGE, TEXT, BlockLayout, Returns, State, pack, unpack
 from blockskip.method.split import Split
 
-#: What is stored for a group: ``front.<stream>`` and ``tail.<name>``.
+#: What is stored for a group: ``front.<stream>`` and ``tail.<name>``, or ``inner.<stream>.<name>``.
 Features = dict[str, torch.Tensor]
 
 
@@ -32,7 +33,8 @@ class SkipRule(ABC):
     """What stands in for the skipped spans. A rule of one's own is one subclass in a file outside the package.
 
     ``uses_front``: the front is replaced by stored features; otherwise what enters block 0 goes straight to block n.
-    ``uses_tail``: something is stored of the tail.
+    ``uses_tail``: something is stored of the tail. A run inside is treated as a tail, each of its streams by itself:
+    text (B, text tokens, D), image (B, image tokens, D), or the joint one.
     """
 
     uses_front: bool = True
@@ -40,7 +42,7 @@ class SkipRule(ABC):
 
     def stores(self, split: Split) -> bool:
         """Whether a split needs stored features under this rule."""
-        return bool((split.front and self.uses_front) or (split.tail and self.uses_tail))
+        return bool((split.front and self.uses_front) or ((split.tail or split.inner[1]) and self.uses_tail))
 
     @abstractmethod
     def tail_features(self, span_input: torch.Tensor, span_output: torch.Tensor) -> Features:
@@ -128,7 +130,7 @@ def install_stubs(model: nn.Module, layout: BlockLayout, indices: Sequence[int])
 
 
 class SkippedModel:
-    """A transformer whose front and tail are stubs, together with the features that the stubs give back.
+    """A transformer whose skipped blocks are stubs, together with the features that the stubs give back.
 
     Args:
         model: the transformer; stubs are installed where blocks still stand.
@@ -150,6 +152,10 @@ class SkippedModel:
             first = self.num_blocks - split.tail
             cast(Stub, blocks[first]).behave = self._tail
             self._tail_returns = layout.returns_of(layout.names(model)[first])
+        if split.inner[1]:
+            first = split.inner[0]
+            cast(Stub, blocks[first]).behave = self._inner
+            self._inner_returns = layout.returns_of(layout.names(model)[first])
 
     def _front(self, state: State) -> State:
         return {name[6:]: value for name, value in self.features.items() if name.startswith("front.")}
@@ -165,6 +171,14 @@ class SkippedModel:
             rest = tokens[:, :-count] if self.layout.order == "txt_img" else tokens[:, count:]
             image = torch.cat([rest, image] if self.layout.order == "txt_img" else [image, rest], dim=1)
         return state | {IMAGE: image}
+
+    def _inner(self, state: State) -> State:
+        replaced = {}
+        for stream in set(self._inner_returns) & set(state):
+            prefix = f"inner.{stream}."
+            stored = {name.removeprefix(prefix): v for name, v in self.features.items() if name.startswith(prefix)}
+            replaced[stream] = self.rule.tail_output(state[stream], stored)
+        return state | replaced
 
     def __call__(self, features: Features, **inputs: Any) -> Any:
         """The model's own output with the spans replaced."""
@@ -249,6 +263,19 @@ def _giving(model: nn.Module, layout: BlockLayout, index: int, state: State | No
         yield
     finally:
         stub.behave = None
+
+
+def inner_features(rule: SkipRule, before: State, after: State) -> Features:
+    """What is stored for a group of a run inside: ``inner.<stream>.<name>``, as the rule makes it of every stream.
+
+    Args:
+        before, after: what leaves the block before the run, and its last block.
+    """
+    return {
+        f"inner.{stream}.{name}": value
+        for stream, left in after.items()
+        for name, value in rule.tail_features(before[stream], left).items()
+    }
 
 
 def span_features(

@@ -1,24 +1,44 @@
-"""Which blocks leave memory: the front, the middle that is trained, and the tail."""
+"""Which blocks leave memory: the front and the tail, or a run inside; what is left is trained."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Split:
-    """The pair (n, m): the first ``front`` and the last ``tail`` blocks are skipped; blocks count in forward order."""
+    """The pair (n, m): the first ``front`` and the last ``tail`` blocks are skipped; blocks count in forward order.
+
+    Args:
+        inner: (start, stop) of a run that is skipped instead, with trained blocks on both sides; (0, 0) is none.
+    """
 
     front: int
     tail: int
+    inner: tuple[int, int] = (0, 0)
 
-    def middle(self, num_blocks: int) -> range:
-        """The indices of the blocks that are kept and trained.
+    @property
+    def passes(self) -> int | None:
+        """How many blocks must be run for what is stored of the skipped ones; None is all of them, and the head."""
+        return None if self.tail else max(self.front, self.inner[1])
+
+    def middle(self, num_blocks: int) -> Sequence[int]:
+        """The indices of the blocks that are kept and trained, ascending.
 
         Raises:
-            ValueError: a count is negative, or no block is left to train.
+            ValueError: a count is negative, or no block is left to train, or none on one side of ``inner``.
         """
+        start, stop = self.inner
+        if stop:
+            if self.front or self.tail:
+                raise ValueError(f"a run inside goes with no front and no tail, not with {self.front} and {self.tail}")
+            if not 0 < start < stop < num_blocks:
+                raise ValueError(
+                    f"blocks {start} to {stop - 1} of 0 to {num_blocks - 1} leave none to train before or after them"
+                )
+            return (*range(start), *range(stop, num_blocks))
         if self.front < 0 or self.tail < 0:
             raise ValueError(f"front = {self.front} and tail = {self.tail} must not be negative")
         if self.front + self.tail >= num_blocks:
@@ -30,8 +50,8 @@ class Split:
 
     def skipped(self, num_blocks: int) -> tuple[int, ...]:
         """The indices of the skipped blocks, ascending."""
-        middle = self.middle(num_blocks)
-        return (*range(middle.start), *range(middle.stop, num_blocks))
+        trained = set(self.middle(num_blocks))
+        return tuple(index for index in range(num_blocks) if index not in trained)
 
 
 def skipped_count(ratio: float, num_blocks: int) -> int:

@@ -127,8 +127,10 @@ def fit(
         plan: counts a config; ``make_plan`` of its setting.
         longest_caption: tokens below which the text length is not cut.
     """
-    if {"skip.front", "skip.tail"} & set(fixed):
+    if {"skip.front", "skip.tail", "skip.middle"} & set(fixed):
         fixed = {*fixed, "skip.ratio"}
+    if config.train.lisa_blocks:
+        fixed = {*fixed, "skip.ratio", "model.quantization", "train.stream_middle"}
     if "skip.ratio" not in fixed and budget.device is not None:
         config = _with(config, {"skip.ratio": FIRST_RATIO})
     start, now = config, plan(config)

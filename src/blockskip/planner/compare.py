@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from blockskip.config import Config
+from blockskip.config import Config, SkipConfig
 from blockskip.planner.plan import Plan
 from blockskip.planner.request import Request, make_request
 
@@ -44,16 +44,15 @@ def compare(request: Request) -> list[Compared]:
         plan = make_request(other).plan()
         rows.append(Compared(name, plan, plan.split == own.split and plan.phases == own.phases))
     if not any(row.chosen for row in rows):
-        skipped = sum(own.split)
-        rows.append(Compared(f"yours: {skipped}/{own.num_blocks}, {resolution} px", own, True))
+        rows.append(Compared(f"yours: {own.skipped_blocks}/{own.num_blocks}, {resolution} px", own, True))
     return rows
 
 
 def _with(config: Config, ratio: float, full: int, resolution: int) -> Config:
-    skip = dataclasses.replace(config.skip, ratio=ratio, front=None, tail=None, tail_mode="residual", rule="residual")
+    skip = SkipConfig(ratio=ratio, selection=config.skip.selection)
     data = dataclasses.replace(config.data, full_resolution=full, resolution=resolution)
     patches = config.patches
     if ratio == 0:
         patches = dataclasses.replace(patches, direction="fixed")
-    train = dataclasses.replace(config.train, stream_middle=False)
+    train = dataclasses.replace(config.train, stream_middle=False, lisa_blocks=0)
     return dataclasses.replace(config, skip=skip, data=data, patches=patches, train=train)

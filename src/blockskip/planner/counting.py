@@ -123,8 +123,10 @@ class LiveBytes(TorchDispatchMode):
 
 
 def tables(module: nn.Module) -> list[torch.Tensor]:
-    """Tensors that a module's parts hold beside parameters and buffers (positions of Qwen-Image)."""
-    return [value for part in module.modules() for value in vars(part).values() if isinstance(value, torch.Tensor)]
+    """Tensors that a module's parts hold beside parameters and buffers (positions of Qwen-Image, of Lumina-Image 2)."""
+    held = (value for part in module.modules() for value in vars(part).values())
+    each = (one for value in held for one in (value if isinstance(value, list) else [value]))
+    return [one for one in each if isinstance(one, torch.Tensor)]
 
 
 def _storages(values: Iterable[Any]) -> Iterator[torch.UntypedStorage]:

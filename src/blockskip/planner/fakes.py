@@ -4,7 +4,7 @@ blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from blockskip.planner.autocast import run_like
 from blockskip.planner.counting import LiveBytes, tables
 from blockskip.planner.parts import empty_part, fake, module_bytes
 from blockskip.planner.setting import Setting
+from blockskip.training.lisa import LisaBlocks
 
 
 class Different(TorchFunctionMode):
@@ -84,9 +85,10 @@ class FakeTraining:
 
     Args:
         live: counts what ``fill`` and the visiting blocks make.
+        step: the optimiser step, on which with LISA it depends which blocks are trained.
     """
 
-    def __init__(self, setting: Setting, live: LiveBytes) -> None:
+    def __init__(self, setting: Setting, live: LiveBytes, step: int = 0) -> None:
         config, layout = setting.config, setting.source.family.layout
         self._live = live
         #: Ids of the parameters that a backward pass gave a gradient.
@@ -94,18 +96,18 @@ class FakeTraining:
         model = empty_part(setting.source, "transformer", setting.dtype)
         blocks = layout.blocks(model)
         self.skipped = SkippedModel(model, layout, setting.stored, setting.rule)
-        run = (blocks[index] for index in {*setting.split.middle(setting.num_blocks), *setting.streamed})
+        run = (blocks[index] for index in {*setting.resident, *setting.streamed})
         #: Values of the largest tensor of the blocks that are run.
         self.largest_tensor = max(value.numel() for block in run for value in block.parameters())
         if config.model.quantization != "none":
-            for index in setting.split.middle(setting.num_blocks):
+            for index in setting.resident:
                 for name, layer in linear_layers(blocks[index]).items():
                     packed = empty_quantized(layer, config.model.quantization, setting.dtype)
                     blocks[index].set_submodule(name, packed.requires_grad_(False))
         streamed = {index: blocks[index] for index in setting.streamed}
         self._visiting = {index: _shapes(block) for index, block in streamed.items()}
         self.block_parameters = max((_count(blocks[index]) for index in range(len(blocks))), default=0)
-        for index in {*setting.split.middle(setting.num_blocks), *streamed}:
+        for index in {*setting.resident, *streamed}:
             run_like(blocks[index], setting.device)
         ahead = bool(streamed) and reads_ahead(setting.device)
         #: Of the block that is read while another one computes.
@@ -113,7 +115,11 @@ class FakeTraining:
         install_streamed(model, layout, streamed, self._read)
         lora = config.lora
         assert lora.lora_alpha is not None
-        add_lora(model, setting.targets, lora.rank, lora.lora_alpha, lora.dropout, 0)
+        train, self._lisa, self._step = config.train, None, step
+        if train.lisa_blocks:
+            self._lisa = LisaBlocks(model, layout, train.lisa_blocks, train.lisa_period, train.seed)
+        else:
+            add_lora(model, setting.targets, lora.rank, lora.lora_alpha, lora.dropout, 0, lora.freeze_a)
         self._away = {
             id(value) for block in streamed.values() for name, value in block.named_parameters() if "lora_" not in name
         }
@@ -122,7 +128,7 @@ class FakeTraining:
                 if isinstance(module, LoraLayer):
                     module.cast_input_dtype_enabled = True
         if config.train.gradient_checkpointing:
-            model.enable_gradient_checkpointing()
+            setting.source.family.enable_checkpointing(model)
         self.model = model
 
     def _read(self, index: int) -> dict[str, torch.Tensor]:
@@ -130,22 +136,32 @@ class FakeTraining:
             return {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in self._visiting[index].items()}
 
     def fill(self) -> list[nn.Parameter]:
-        """Give everything that stays its tensors; returns the LoRA parameters in their order, float32."""
+        """Give everything that stays its tensors; returns the trained parameters in their order, float32."""
         fake(self.model, leave=self._away)
-        parameters = [value for name, value in sorted(self.model.named_parameters()) if "lora_" in name]
+        adapter = [value for name, value in sorted(self.model.named_parameters()) if "lora_" in name]
+        if self._lisa is not None:
+            self._lisa.begin(self._step)
+            adapter = self._lisa.parameters
+        parameters = [value for value in adapter if value.requires_grad]
+        #: Bytes of the LoRA parameters, trained or not; with LISA of the masters of the blocks that are trained.
+        self.adapter_bytes = sum(value.nbytes for value in adapter)
         self._live.tag([value for value in self.model.parameters() if id(value) not in self._away], "weights")
         self._live.tag([*self.model.buffers(), *tables(self.model)], "weights")
-        self._live.tag(parameters, "adapters")
+        self._live.tag(adapter, "adapters")
         self._live.watch_gradients(parameters)
         reached = self.reached  # a hook that held this object would keep it for ever, since a hook is not seen by gc
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(lambda value: reached.add(id(value)))
+        live = self._live
+        for parameter, master in self._lisa.pairs.values() if self._lisa is not None else ():
+            if master is not parameter:
+                parameter.register_post_accumulate_grad_hook(_of_master(master, live, reached))
         return parameters
 
     def kept(self) -> int:
-        """How many frozen values stay in memory as the file has them: without those that are packed."""
-        frozen = (v for v in self.model.parameters() if not v.requires_grad and id(v) not in self._away)
-        return sum(value.numel() for value in frozen if value.is_floating_point())
+        """How many values of the base stay in memory as the file has them: without those that are packed."""
+        named = [(name, value) for name, value in self.model.named_parameters() if id(value) not in self._away]
+        return sum(value.numel() for name, value in named if "lora_" not in name and value.is_floating_point())
 
 
 @contextmanager
@@ -184,6 +200,16 @@ def visiting_layers(model: nn.Module, names: list[str], live: LiveBytes) -> Iter
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _of_master(master: nn.Parameter, live: LiveBytes, reached: set[int]) -> Callable[[torch.Tensor], None]:
+    """A hook on a parameter, after the one that gives its gradient to its master."""
+
+    def given(_: torch.Tensor) -> None:
+        live.tag([master.grad], "gradients")
+        reached.add(id(master))
+
+    return given
 
 
 def _shapes(block: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:

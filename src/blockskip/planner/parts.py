@@ -31,6 +31,8 @@ def fake_tensors() -> FakeTensorMode:
 def empty_part(source: ModelSource, part: str, dtype: torch.dtype) -> Any:
     """A part of the pipeline in eval mode, frozen, its parameters on the meta device in the dtype they would have."""
     library, name = json.loads((source.folder / "model_index.json").read_text(encoding="utf-8"))[part]
+    if part == "transformer":
+        name = source.family.transformer_class  # older checkpoints have the name of a class that was renamed
     cls = getattr(importlib.import_module(library), name)
     with init_empty_weights(include_buffers=False):
         if library == "transformers":
@@ -89,6 +91,8 @@ def fake(model: nn.Module, leave: Collection[int] = ()) -> None:
         for name, table in list(vars(module).items()):
             if isinstance(table, torch.Tensor):  # some models keep tables of positions outside their buffers
                 vars(module)[name] = torch.empty(table.shape, dtype=table.dtype)
+            elif isinstance(table, list) and table and all(isinstance(part, torch.Tensor) for part in table):
+                vars(module)[name] = [torch.empty(part.shape, dtype=part.dtype) for part in table]
 
 
 def module_bytes(model: nn.Module) -> int:

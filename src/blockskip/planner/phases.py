@@ -22,11 +22,12 @@ from blockskip.features.precompute import Input, Window
 from blockskip.loading.quantized import PIECE
 from blockskip.method.ahead import AheadOfBlocks
 from blockskip.method.layout import State
-from blockskip.method.skipping import Features, run_block, run_head, span_features
+from blockskip.method.skipping import Features, inner_features, run_block, run_head, span_features
 from blockskip.planner.around import CPU, bytes_of, finish, kernel, new, new_group, reading
 from blockskip.planner.autocast import like_device
 from blockskip.planner.counting import HOST, LiveBytes
 from blockskip.planner.fakes import Different, FakeBlocks, FakeTraining
+from blockskip.planner.lisa import changed_bytes, hardest_steps
 from blockskip.planner.parts import fake_tensors, stored_dtype
 from blockskip.planner.plan import PhasePlan
 from blockskip.planner.setting import Setting, disk_limit, window_bytes
@@ -44,7 +45,7 @@ def precompute(setting: Setting, text: Text, adapters: FrozenAdapters | None = N
     source, split, layout = setting.source, setting.stored, setting.source.family.layout
     if not setting.rule.stores(split):
         return PhasePlan(used=False), {}
-    stop = None if split.tail else split.front
+    stop, (start, end) = split.passes, split.inner if setting.rule.uses_tail else (0, 0)
     live = LiveBytes()
     blocks = FakeBlocks(setting, live)
     with fake_tensors(), torch.no_grad():
@@ -55,6 +56,7 @@ def precompute(setting: Setting, text: Text, adapters: FrozenAdapters | None = N
             seen: dict[object, int] = {}
             state: State | None = None
             front: State | None = None
+            sides: dict[int, State] = {}  # what leaves the block before a run inside, and its last block
             entered = tail = head = None
             largest, ahead, outputs = 0, AheadOfBlocks(blocks.model, layout), list[Any]()
             for index in range(setting.num_blocks if stop is None else stop):
@@ -64,7 +66,7 @@ def precompute(setting: Setting, text: Text, adapters: FrozenAdapters | None = N
                     state and {name: tuple(value.shape) for name, value in state.items()},
                 )
                 key = repr(kind)
-                edge = index in (split.front - 1, setting.num_blocks - split.tail)
+                edge = index in (split.front - 1, setting.num_blocks - split.tail, start - 1, end - 1)
                 if key not in seen or edge:
                     before = live.flops
                     with kernel(setting), blocks.block(index) as block:
@@ -82,6 +84,8 @@ def precompute(setting: Setting, text: Text, adapters: FrozenAdapters | None = N
                 else:
                     live.flops += seen[key]
                 front = dict(state) if index == split.front - 1 and state else front
+                if index in (start - 1, end - 1):
+                    sides[index] = dict(state or {})
                 tail = (
                     _away(live, {"entered": entered})["entered"] if index == setting.num_blocks - split.tail else tail
                 )
@@ -90,6 +94,8 @@ def precompute(setting: Setting, text: Text, adapters: FrozenAdapters | None = N
                 with kernel(setting), _ahead(setting, ahead, outputs, setting.num_blocks):
                     _, head = run_head(blocks.model, layout, _here(setting, state) or {}, _inputs(setting, text))
             features = span_features(layout, setting.rule, front, tail, head)
+            if sides:
+                features |= inner_features(setting.rule, sides[start - 1], sides[end - 1])
         window_of = Window(blocks, source, split, setting.rule, stop, setting.dtype, CPU, setting.guidance)
         with like_device(setting.device), Different():
             group = window_of.group_bytes(Input("", *new_group(setting, text)))
@@ -154,23 +160,32 @@ class Trained:
     """What training takes.
 
     Args:
-        adapter: bytes of the LoRA parameters.
+        adapter: bytes of the LoRA parameters; with LISA of all weights that were changed.
+        active: bytes of those on the device: with LISA the masters of the blocks that are trained at a time.
         optimizer: bytes of the optimiser's state: of the parameters that a gradient reaches.
         resident: bytes of weights that stay on the device between two steps.
+        step: the optimiser step that was counted, from 0.
     """
 
     plan: PhasePlan
     adapter: int
+    active: int
     optimizer: int
     resident: int
+    step: int = 0
 
 
 def train(setting: Setting, text: Text, features: Features, adapters: FrozenAdapters | None = None) -> Trained:
-    """One optimiser step with the optimiser's state in place."""
+    """One optimiser step with the optimiser's state in place; with LISA that of the hardest period."""
+    steps = [_train(setting, text, features, adapters, step) for step in hardest_steps(setting)]
+    return max(steps, key=lambda trained: trained.plan.device_peak_bytes)
+
+
+def _train(setting: Setting, text: Text, features: Features, adapters: FrozenAdapters | None, step: int) -> Trained:
     source, config = setting.source, setting.config
     accumulation = config.train.gradient_accumulation_steps
     live = LiveBytes()
-    training = FakeTraining(setting, live)
+    training = FakeTraining(setting, live, step)
     model = training.skipped
     with fake_tensors(), live:
         parameters = training.fill()
@@ -215,6 +230,10 @@ def train(setting: Setting, text: Text, features: Features, adapters: FrozenAdap
     texts = {"encoded text": setting.captions * bytes_of(text)}
     before = texts | reading(setting, "transformer", training.kept(), training.kept())
     host = {"read ahead": (AHEAD + 1) * group} | texts
+    active = training.adapter_bytes
+    changed = changed_bytes(setting) or active
+    if setting.dtype != torch.float32 and changed > active:
+        host["masters"] = changed - active
     if setting.streamed:
         host |= reading(setting, "transformer", training.block_parameters, training.largest_tensor)
     if config.model.quantization != "none":  # of one layer; a piece of it at a time is on its way to its packed form
@@ -225,18 +244,19 @@ def train(setting: Setting, text: Text, features: Features, adapters: FrozenAdap
         setting, live, host, before, weights, read_bytes=steps * (group + reads), flops_forward=steps * forward,
         flops_backward=steps * backward,
     )  # fmt: skip
-    return Trained(plan, sum(value.nbytes for value in parameters), sum(state.values()), resident)
+    return Trained(plan, changed, active, sum(state.values()), resident, step)
 
 
 def save(setting: Setting, trained: Trained) -> PhasePlan:
     """Checkpoints and the adapter's file, between two steps: what is resident stays, copies go to the host."""
     checkpoint = trained.adapter + trained.optimizer
-    resident = {"weights": trained.resident, "adapters": trained.adapter, "optimizer": trained.optimizer}
+    resident = {"weights": trained.resident, "adapters": trained.active, "optimizer": trained.optimizer}
     limit = setting.config.train.checkpoints_total_limit
     steps, every = setting.config.train.steps, setting.config.train.checkpoint_every
     made = 1 if not every else -(-steps // every)
     held = sum(resident.values())
-    host = {name: trained.plan.host[name] for name in ("read ahead", "encoded text")}
+    waiting = ("read ahead", "encoded text", "masters")
+    host = {name: trained.plan.host[name] for name in waiting if name in trained.plan.host}
     host["copies to write"] = trained.adapter if setting.pool else checkpoint
     return PhasePlan(
         held, dict.fromkeys(trained.plan.device, 0) | resident,

@@ -71,6 +71,13 @@ class Plan:
         return {name: phase for name, phase in self.phases.items() if phase.used}
 
     @property
+    def skipped_blocks(self) -> int:
+        """Blocks that are not in memory while training, or only while they are run."""
+        kept = {"skip.front_mode": self.split[0], "skip.tail_mode": self.split[1]}
+        held = sum(count for key, count in kept.items() if self.settings.get(key) == "keep")
+        return sum(self.split) - held + int(self.settings.get("skip.middle", 0))
+
+    @property
     def device_peak_bytes(self) -> int:
         """Of the phase that needs most."""
         return max(phase.device_peak_bytes for phase in self.used().values())

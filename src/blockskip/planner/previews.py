@@ -23,6 +23,7 @@ from blockskip.planner.around import CPU, finish, kernel, latent_shape, new, new
 from blockskip.planner.counting import HOST, LiveBytes
 from blockskip.planner.encoding import Encoder, prompts_encoded
 from blockskip.planner.fakes import Different, FakeBlocks
+from blockskip.planner.lisa import changed_bytes
 from blockskip.planner.parts import empty_part, fake, fake_tensors, stored_dtype
 from blockskip.planner.plan import PhasePlan
 from blockskip.planner.setting import Setting
@@ -121,8 +122,9 @@ def denoising(setting: Setting, picture: Drawn, text: Text, texts: Mapping[str, 
     blocks = FakeBlocks(setting, live) if stream else None
     model = blocks.model if blocks else empty_part(source, "transformer", setting.dtype)
     with fake_tensors(), torch.no_grad(), live:
-        with live.role(HOST if stream and not setting.pool else "adapters"):
-            pairs = _adapter(setting)
+        lisa = setting.config.train.lisa_blocks  # changed weights are added on their way, one by one
+        with live.role(HOST if (stream or lisa) and not setting.pool else "adapters"):
+            pairs, changed = _adapter(setting), new((changed_bytes(setting) // 4,))
         adapter = live.now["adapters"] + live.now[HOST]
         fake(model)
         live.tag_module(model)
@@ -143,7 +145,7 @@ def denoising(setting: Setting, picture: Drawn, text: Text, texts: Mapping[str, 
             FrozenAdapters.of_pairs(pairs).attach(model)
             with kernel(setting):
                 velocity(model, source.family, source.config("transformer"), *inputs, picture.guidance)
-        del waiting
+        del waiting, changed
     frame = sum(value.numel() for value in model.parameters())
     sizes = [sum(value.numel() for value in block.parameters()) for block in blocks.empty.values()] if blocks else [0]
     waits = {**texts} if setting.pool else {**texts, "adapter": adapter}
@@ -184,7 +186,7 @@ def decoding(setting: Setting, picture: Drawn) -> PhasePlan:
             source.family.decode(vae, waiting[0]).float()
         del waiting
     total, size = sum(value.numel() for value in vae.parameters()), 3 * picture.height * picture.width
-    adapter = {"adapter": sum(a.nbytes + b.nbytes for a, b, _ in pairs.values())}
+    adapter = {"adapter": sum(a.nbytes + b.nbytes for a, b, _ in pairs.values()) + changed_bytes(setting)}
     host = adapter | {"pictures": picture.pictures * size + 4 * size}  # bytes, and the values of the one decoded last
     return finish(
         setting, live, host, adapter | reading(setting, "vae", total, total), weights,

@@ -15,6 +15,7 @@ from blockskip.families import Family
 from blockskip.features.rules import load_rule
 from blockskip.loading.resolved import (
     fixed_split,
+    resident_blocks,
     resolutions,
     resolved,
     split_of,
@@ -76,6 +77,11 @@ class Setting:
         return streamed_blocks(self.config, self.split, self.num_blocks)
 
     @property
+    def resident(self) -> tuple[int, ...]:
+        """The blocks whose weights are in memory all the time while training."""
+        return resident_blocks(self.config, self.split, self.num_blocks)
+
+    @property
     def pool(self) -> bool:
         """Whether device and host are one memory."""
         return self.device.type in ("cpu", "mps")
@@ -126,7 +132,8 @@ def make_setting(
     config = fixed_split(config, split)
     middle = split.middle(layout.count(model))
     wanted = config.lora.targets or source.family.lora_targets
-    targets = target_names(model, layout, middle, wanted, each=bool(config.lora.targets))
+    lora = not config.train.lisa_blocks
+    targets = target_names(model, layout, middle, wanted, each=bool(config.lora.targets)) if lora else []
     micro = config.train.steps * config.train.gradient_accumulation_steps
     distinct = groups or min(micro, config.features.pool or micro)
     return Setting(

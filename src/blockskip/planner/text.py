@@ -93,13 +93,22 @@ def render_comparison(rows: Sequence[Compared]) -> str:
 def heading(plan: Plan) -> str:
     """What the plan is for, in a line or two."""
     settings, (front, tail) = plan.settings, plan.split
-    skipped = f"{front + tail} of {plan.num_blocks} blocks skipped ({front} front, {tail} tail)"
+    at_front, at_tail = (", kept" if settings[f"skip.{end}_mode"] == "keep" else "" for end in ("front", "tail"))
+    where = f"{front} front{at_front}, {tail} tail{at_tail}"
+    if settings["skip.middle"]:
+        where = "in the middle"
+    skipped = "no block skipped"
+    if front + tail or settings["skip.middle"]:
+        skipped = f"{plan.skipped_blocks} of {plan.num_blocks} blocks skipped ({where})"
     quantized = settings["model.quantization"]
     base = plan.dtype if quantized == "none" else f"{plan.dtype}, trained blocks in {quantized}"
+    trained = f"LoRA rank {settings['lora.rank']}"
+    if settings["train.lisa_blocks"]:
+        trained = f"LISA with {settings['train.lisa_blocks']} blocks at a time"
     return (
         f"{plan.model} on {plan.device} in {base}: {settings['data.resolution']} px of "
-        f"{settings['data.full_resolution']}, {skipped if front + tail else 'no block skipped'}, LoRA rank "
-        f"{settings['lora.rank']}, {steps_of(plan)}"
+        f"{settings['data.full_resolution']}, {skipped}, {trained}, "
+        f"{steps_of(plan)}"
     )
 
 

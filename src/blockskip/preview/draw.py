@@ -72,6 +72,11 @@ class Drawing:
                 raise UserError(f"{section}{key} = {value} is no multiple of {stride}; take {near}.")
         return int(height), int(width)
 
+    def sampler_steps(self, source: ModelSource) -> int:
+        """How many steps the sampler takes."""
+        call = source.settings.get("call", {})
+        return int(self.steps or call.get("num_inference_steps") or source.family.defaults.num_inference_steps)
+
 
 def draw(
     source: ModelSource,
@@ -95,7 +100,6 @@ def draw(
     family, config, call = source.family, source.config("transformer"), source.settings.get("call", {})
     height, width = drawing.size(source)
     embedded, scale = family.preview_guidance(config, call, drawing.guidance_scale)
-    steps = drawing.steps or call.get("num_inference_steps") or family.defaults.num_inference_steps
     guided = scale > 1
     prompts = [*drawing.prompts, *([call.get("negative_prompt", family.defaults.negative_prompt)] if guided else [])]
     texts = encode(source, prompts, drawing.text_length or source.text_length, dtype, device)
@@ -114,9 +118,8 @@ def draw(
     predict = (HiddenPredictor(model, family, config, embedded, rows) if any(hidden)
                else Predictor(model, family, config, embedded))  # fmt: skip
     tokens = (height // source.pixel_stride) * (width // source.pixel_stride)
-    latents = denoise(
-        predict, source.load("scheduler"), int(steps), tokens, noise, stacked, opposite, scale, dtype, device
-    )
+    steps = drawing.sampler_steps(source)
+    latents = denoise(predict, source.load("scheduler"), steps, tokens, noise, stacked, opposite, scale, dtype, device)
     del model, predict, noise, stacked, opposite, texts, negative, jobs, batches
     release()
     flat = iter(decode(source, [picture[None] for batch in latents for picture in batch], dtype, device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from PIL import Image
 
@@ -43,17 +44,19 @@ class RunFacts:
     Args:
         skipped_parameters: numbers in the skipped blocks, which are not in memory while training.
         kept_parameters: numbers of the frozen transformer that are.
-        trained_parameters: numbers in the adapter.
+        trained_parameters: numbers that were trained.
         phases: time and memory, in the order of the run.
         disk_bytes: largest size of what was stored on disk for the run.
         steps: optimiser steps.
         seconds_total: of all phases together.
-        split: (front, tail) skipped blocks; None or (0, 0) if every block was trained.
+        split: (front, tail) blocks without LoRA; None or (0, 0) if every block was trained.
         num_blocks: all blocks of the transformer.
         resolution, full_resolution: pixels trained on, and pixels the pictures were first scaled to.
         config_toml: the resolved settings; paths of this machine are taken out before they are shown.
         baseline_bytes: what the process held after its imports; the phases' host figures are above it.
-        tail_streamed: the tail was run, block by block from the file, and not replaced by stored features.
+        front, tail: what was done with those: skipped, streamed (run, block by block from the file) or kept (run, in
+            memory).
+        inner: (start, stop) of a run of blocks that was skipped inside; (0, 0) is none.
         planned: peaks by phase as they were planned before the run.
         overruns: what took clearly more than its budget.
     """
@@ -71,7 +74,9 @@ class RunFacts:
     full_resolution: int
     config_toml: str
     baseline_bytes: int | None = None
-    tail_streamed: bool = False
+    front: Literal["skipped", "kept"] = "skipped"
+    tail: Literal["skipped", "streamed", "kept"] = "skipped"
+    inner: tuple[int, int] = (0, 0)
     planned: dict[str, Peaks] = field(default_factory=dict)
     overruns: list[Overrun] = field(default_factory=list)
 
@@ -92,8 +97,10 @@ class RunFacts:
 
     @property
     def skipped_blocks(self) -> int:
-        """Blocks at the front and the tail together."""
-        return sum(self.split or (0, 0))
+        """Blocks that were not in memory, or only while they were run."""
+        front, tail = self.split or (0, 0)
+        ends = (0 if self.front == "kept" else front) + (0 if self.tail == "kept" else tail)
+        return ends + self.inner[1] - self.inner[0]
 
 
 @dataclass(frozen=True)

@@ -135,21 +135,26 @@ def fidelity(report: Report) -> str | None:
 
 
 def blocks(facts: RunFacts, series: int) -> str:
-    """A strip of the transformer's blocks: skipped ones hollow, trained ones in the run's colour."""
+    """A strip of the transformer's blocks: skipped ones hollow, kept ones grey, trained ones in the run's colour."""
     front, tail = facts.split or (0, 0)
     count = max(1, facts.num_blocks)
     step = 600 / count
     gap = min(4.0, 0.2 * step)
     rects = []
     for index in range(facts.num_blocks):
-        skipped = index < front or index >= facts.num_blocks - tail
-        fill = 'fill="none" stroke-dasharray="3 2"' if skipped else f'fill="var(--series-{series})"'
-        stroke = "muted" if skipped else f"series-{series}"
+        ends = (index < front, facts.front), (index >= facts.num_blocks - tail, facts.tail)
+        what = next((what for inside, what in (*ends, (index in range(*facts.inner), "skipped")) if inside), "trained")
+        stroke = f"series-{series}" if what == "trained" else "muted"
+        fill = f'fill="var(--{stroke})"' if what in ("trained", "kept") else 'fill="none" stroke-dasharray="3 2"'
         rects.append(
             f'<rect x="{index * step + gap / 2 + 0.5:.2f}" y="1" width="{max(1.0, step - gap - 1):.2f}" '
             f'height="24" rx="{min(4.0, step / 4):.1f}" {fill} stroke="var(--{stroke})"/>'
         )
-    label = f"{facts.num_blocks} blocks: {front} front, {facts.num_blocks - front - tail} trained, {tail} tail"
+    inner = facts.inner[1] - facts.inner[0]
+    trained = facts.num_blocks - front - tail - inner
+    label = f"{facts.num_blocks} blocks: {front} front, {trained} trained, {tail} tail"
+    if inner:
+        label = f"{facts.num_blocks} blocks: {trained} trained, {inner} skipped inside"
     return f'<svg viewBox="0 0 600 26" role="img" aria-label="{label}">{"".join(rects)}</svg>'
 
 

@@ -119,11 +119,13 @@ def _heading(column: Column, series: int) -> _Heading:
     if facts is None:
         return _Heading(name, column.name, series, False, ", ".join(parts), None, "", "")
     front, tail = facts.split or (0, 0)
-    at_tail = "streamed" if facts.tail_streamed else "skipped"
+    start, stop = facts.inner
     trained = f"{facts.num_blocks - front - tail} trained"
-    caption = (
-        f"{front} skipped at the front, {trained}, {tail} {at_tail} at the tail" if front + tail else f"all {trained}"
-    )
+    caption = f"all {trained}"
+    if stop:
+        caption = f"{start} trained, {stop - start} skipped, {facts.num_blocks - stop} trained"
+    elif front + tail:
+        caption = f"{front} {facts.front} at the front, {trained}, {tail} {facts.tail} at the tail"
     strip = Markup(figures.blocks(facts, series))
     settings = without_paths(facts.config_toml)
     return _Heading(name, column.name, series, True, ", ".join(parts), strip, caption, settings)

@@ -148,11 +148,14 @@ def _of_phase(report: Report, name: str, text: Callable[[PhaseRecord], str]) -> 
 
 def _model(report: Report) -> list[Row]:
     def skipped(facts: RunFacts) -> str:
-        if not facts.skipped_blocks:
-            return f"0 of {facts.num_blocks}"
         front, tail = facts.split or (0, 0)
-        streamed = ", streamed" if facts.tail_streamed else ""
-        return f"{facts.skipped_blocks} of {facts.num_blocks} ({front} front, {tail} tail{streamed})"
+        start, stop = facts.inner
+        if stop:
+            return f"{facts.skipped_blocks} of {facts.num_blocks} ({start} to {stop - 1})"
+        if not front + tail:
+            return f"0 of {facts.num_blocks}"
+        at_front, at_tail = ("" if what == "skipped" else f", {what}" for what in (facts.front, facts.tail))
+        return f"{facts.skipped_blocks} of {facts.num_blocks} ({front} front{at_front}, {tail} tail{at_tail})"
 
     return [
         *_of_runs(report, "Blocks skipped", skipped),

@@ -105,13 +105,17 @@ def _of_training(prepared: Prepared) -> Iterator[dict[str, Any]]:
     config = prepared.config
     if not config.train.gradient_checkpointing:
         yield {"train.gradient_checkpointing": True}
+    if config.train.lisa_blocks:
+        if config.train.lisa_blocks > 1:
+            yield {"train.lisa_blocks": config.train.lisa_blocks // 2}
+        return
     if not config.train.stream_middle:
         packed = config.model.quantization != "none"
         yield {"train.stream_middle": True} | ({"model.quantization": "none"} if packed else {})
         if config.model.quantization != "nf4":
             yield {"model.quantization": "nf4" if packed else "int8"}
     larger = [ratio for ratio in RATIOS if ratio > config.skip.ratio]
-    if larger and config.skip.front is None and config.skip.tail is None:
+    if larger and config.skip.front is None and config.skip.tail is None and not config.skip.middle:
         yield {"skip.ratio": larger[0]}
 
 

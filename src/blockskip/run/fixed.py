@@ -11,11 +11,11 @@ from PIL import Image, ImageOps
 
 from blockskip.data.pixels import load_pixels
 from blockskip.encoding.text import encode_prompts
-from blockskip.families import Text, stack_text
+from blockskip.families import Family, Text, stack_text
 from blockskip.loading.source import ModelSource
 from blockskip.loading.transformer import Adapters, StreamedTransformer, load_transformer
 from blockskip.memory import release
-from blockskip.method.flow import add_noise, flow_matching_loss, velocity_target
+from blockskip.method.flow import flow_matching_loss
 from blockskip.precision import compute
 from blockskip.preview.denoise import Predictor
 from blockskip.seeds import derive_seed, gaussian
@@ -33,12 +33,14 @@ class FixedSamples:
         noise: standard normal, of the same shape: that of a picture is the same at every noise level.
         texts: of each picture, with a batch of one.
         empty: of the empty caption.
+        family: which says how latents become noisy.
     """
 
     latents: torch.Tensor
     noise: torch.Tensor
     texts: tuple[Text, ...]
     empty: Text
+    family: Family
 
     def __len__(self) -> int:
         return len(self.latents)
@@ -49,7 +51,7 @@ class FixedSamples:
         """(noisy latents in the base's dtype, sigma (B,) float32, text) of some pictures, which may come repeatedly."""
         picked = list(rows)
         level = torch.full((len(picked),), sigma)
-        noisy = add_noise(self.latents[picked], self.noise[picked], level).to(device, dtype)
+        noisy = self.family.add_noise(self.latents[picked], self.noise[picked], level).to(device, dtype)
         text = stack_text([self.texts[row] for row in picked])
         return noisy, level.to(device), {name: value.to(device) for name, value in text.items()}
 
@@ -90,7 +92,8 @@ def fixed_samples(
     del vae
     release()
     noise = torch.stack([gaussian(shape, derive_seed(seed, "fixed", index)) for index in range(len(pictures))])
-    return FixedSamples(torch.cat(latents), noise, tuple(texts[caption] for caption in captions), texts[""])
+    chosen = tuple(texts[caption] for caption in captions)
+    return FixedSamples(torch.cat(latents), noise, chosen, texts[""], family)
 
 
 def _middle(path: Path, size: tuple[int, int]) -> torch.Tensor:
@@ -127,7 +130,7 @@ def heldout_loss(
              else load_transformer(source, [], dtype, device, adapters))  # fmt: skip
     predict = Predictor(model, source.family, source.config("transformer"), guidance)
     everything = range(len(samples))
-    target = velocity_target(samples.latents, samples.noise)
+    target = source.family.target(samples.latents, samples.noise)
     with torch.no_grad(), compute(device, dtype):
         found = predict([samples.call(everything, sigma, dtype, device) for sigma in sigmas])
     del model, predict

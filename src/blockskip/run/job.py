@@ -10,12 +10,11 @@ from pathlib import Path
 
 from PIL import Image
 
-from blockskip.adapters.files import FILE_NAME
-from blockskip.adapters.lora import adapter_state, add_lora
+from blockskip.adapters.lora import add_lora
 from blockskip.data.noise import noise, sigmas
 from blockskip.encoding.pixels import store_pixels
 from blockskip.encoding.text import store_prompts
-from blockskip.errors import OutOfMemory, RunError, UserError
+from blockskip.errors import OutOfMemory, RunError
 from blockskip.families import Text, stack_text
 from blockskip.features.precompute import FeaturesArgument, Input, features_key, precompute
 from blockskip.loading.streaming import reads_ahead, stream_blocks
@@ -27,8 +26,9 @@ from blockskip.method.skipping import SkippedModel
 from blockskip.precision import denormals_flushed
 from blockskip.progress import Progress, progress, say
 from blockskip.report.content import Overrun
-from blockskip.run.adapter import save_adapter
+from blockskip.run.adapter import adapter_name, save_adapter
 from blockskip.run.advice import advice
+from blockskip.run.folder import open_output
 from blockskip.run.out_of_memory import run_failed
 from blockskip.run.planned import budget_of, peaks_of, plan_run
 from blockskip.run.prepare import Prepared
@@ -38,10 +38,11 @@ from blockskip.run.stretches import stretches
 from blockskip.run.watch import Watch
 from blockskip.seeds import derive_seed
 from blockskip.settings import to_toml
-from blockskip.store.files import remove_stale_temporaries, write_atomically
+from blockskip.store.files import write_atomically
 from blockskip.store.groups import GroupStore, StoreError
 from blockskip.training.batches import micro_batches
 from blockskip.training.checkpoints import Checkpoint, latest_checkpoint
+from blockskip.training.lisa import LisaBlocks
 from blockskip.training.loop import Trainer, read_metrics
 from blockskip.training.step import MicroBatch
 
@@ -51,7 +52,7 @@ class RunResult:
     """What a run gave.
 
     Args:
-        adapter: the LoRA file.
+        adapter: the LoRA file, or with LISA that of the changed weights.
         losses: one for each optimiser step.
         records: memory and seconds by phase.
         disk_bytes: the largest the cache has been.
@@ -108,10 +109,13 @@ class _Job:
         self.fingerprint = prepared.fingerprint() | {"base model": " ".join(identities)}
 
     def run(self) -> RunResult:
-        checkpoint = self._open_output()
         steps = self.config.train.steps
+        checkpoint = open_output(self.output, self.fingerprint, steps)
+        self.records.restore()
+        document = to_toml(self.config)
+        write_atomically(self.output / "config.toml", lambda path: path.write_text(document, encoding="utf-8"))
         done = checkpoint.step if checkpoint else 0
-        adapter = self.output / "adapter" / FILE_NAME
+        adapter = self.output / "adapter" / adapter_name(self.config)
         if done >= steps and adapter.is_file():
             say(f"{adapter} is finished ({done} steps).")
         else:
@@ -134,34 +138,6 @@ class _Job:
             self.watch.planned,
             self.records.overruns,
         )
-
-    # -- the output folder ------------------------------------------------------------------------------------------
-
-    def _open_output(self) -> Checkpoint | None:
-        for folder in (self.output, self.output / "adapter", self.output / "samples"):
-            if folder.is_dir():
-                remove_stale_temporaries(folder)
-        self.output.mkdir(parents=True, exist_ok=True)
-        checkpoint = latest_checkpoint(self.output / "checkpoints")
-        if checkpoint is not None:
-            now = self.fingerprint
-            changed = [name for name in now if now[name] != checkpoint.fingerprint.get(name)]
-            if changed:
-                raise UserError(
-                    f'"{self.output}" holds a run of {checkpoint.step} steps with another {name}; '
-                    "use the same value, or another output folder."
-                    for name in changed
-                )
-            if checkpoint.step < self.config.train.steps:
-                say(f"Continuing after step {checkpoint.step}.")
-        elif (self.output / "adapter" / FILE_NAME).is_file():
-            raise UserError(f'"{self.output}" holds a finished adapter without checkpoints; use another output folder.')
-        else:
-            (self.output / "metrics.jsonl").unlink(missing_ok=True)
-        self.records.restore()
-        document = to_toml(self.config)
-        write_atomically(self.output / "config.toml", lambda path: path.write_text(document, encoding="utf-8"))
-        return checkpoint
 
     # -- the phases -------------------------------------------------------------------------------------------------
 
@@ -226,7 +202,8 @@ class _Job:
         return [
             features_key(FeaturesArgument(
                 self.base, prepared.adapters.identity(), prepared.stored.front, prepared.stored.tail,
-                prepared.rule_identity, tuple(self.text_keys[sample.caption] for sample in group.samples), pixels,
+                prepared.stored.inner, prepared.rule_identity,
+                tuple(self.text_keys[sample.caption] for sample in group.samples), pixels,
                 tuple(sample.sigma for sample in group.samples), tuple(sample.noise_seed for sample in group.samples),
                 prepared.guidance, self.source.family.name, f"{prepared.dtype} on {prepared.device.type}",
             ))
@@ -286,7 +263,7 @@ class _Job:
 
     def _train(self, checkpoint: Checkpoint | None, until: int, bar: Progress) -> Checkpoint:
         prepared, lora = self.prepared, self.config.lora
-        absent = sorted({*prepared.split.skipped(prepared.num_blocks), *prepared.streamed})
+        absent = sorted({*range(prepared.num_blocks)} - {*prepared.resident})
         placed = (prepared.dtype, prepared.device, prepared.adapters)
         model = load_transformer(self.source, absent, *placed, self.config.model.quantization)
         if prepared.streamed:
@@ -295,23 +272,30 @@ class _Job:
         stubbed = SkippedModel(model, self.source.family.layout, prepared.stored, prepared.rule)
         assert lora.lora_alpha is not None
         seed = derive_seed(self.config.train.seed, "adapter")
-        parameters = add_lora(model, prepared.targets, lora.rank, lora.lora_alpha, lora.dropout, seed)
+        train, blocks, parameters = self.config.train, None, []
+        if train.lisa_blocks:
+            layout = self.source.family.layout
+            blocks = LisaBlocks(model, layout, train.lisa_blocks, train.lisa_period, train.seed)
+        else:
+            shape = (lora.rank, lora.lora_alpha, lora.dropout)
+            parameters = add_lora(model, prepared.targets, *shape, seed, lora.freeze_a)
         if self.config.train.gradient_checkpointing:
-            model.enable_gradient_checkpointing()  # type: ignore[operator]
+            self.source.family.enable_checkpointing(model)
         trainer = Trainer(
             stubbed, parameters, self.source.family, self.source.config("transformer"), self.config.train,
             lora.dropout, prepared.guidance, prepared.dtype, prepared.device, self.output, self.fingerprint,
+            blocks=blocks,
         )  # fmt: skip
         if checkpoint is not None:
             trainer.restore(checkpoint)
         if trainer.step < until:
             trainer.train(self._batches(trainer.step, until), until, bar)
         if until >= self.config.train.steps:
-            save_adapter(self.output / "adapter", prepared, self.base, adapter_state(model))
+            save_adapter(self.output / "adapter", prepared, self.base, trainer.state())
             if trainer.skipped_steps:
                 count = "1 step was" if trainer.skipped_steps == 1 else f"{trainer.skipped_steps} steps were"
                 say(f"{count} left out because the loss or its gradient was not finite.")
-        del trainer, stubbed, parameters, model
+        del trainer, stubbed, parameters, blocks, model
         release()
         found = latest_checkpoint(self.output / "checkpoints")
         if found is None or found.step < until:
@@ -331,7 +315,7 @@ class _Job:
         """The previews of a step, drawn unless they lie there; a failure is told and does not end the run."""
         if not self.config.preview.prompts:
             return []
-        lora, passing = self.output / "adapter" / FILE_NAME, self.output / "samples" / "adapter"
+        lora, passing = self.output / "adapter" / adapter_name(self.config), self.output / "samples" / "adapter"
         try:
             if checkpoint is not None:
                 lora = save_adapter(passing, self.prepared, self.base, checkpoint.adapter)

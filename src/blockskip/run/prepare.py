@@ -22,6 +22,7 @@ from blockskip.loading.quantized import check_quantization
 from blockskip.loading.resolved import (
     conflicts,
     fixed_split,
+    resident_blocks,
     resolutions,
     resolved,
     split_of,
@@ -54,7 +55,7 @@ def may_change(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Counts:
-    """Parameters of the transformer: in skipped blocks, in what is loaded for training, and in the adapter."""
+    """Parameters of the transformer: in skipped blocks, in what is loaded for training, and trained at once."""
 
     skipped: int
     kept: int
@@ -105,6 +106,11 @@ class Prepared:
     def streamed(self) -> range:
         """The blocks that are read for each run of them while training."""
         return streamed_blocks(self.config, self.split, self.num_blocks)
+
+    @property
+    def resident(self) -> tuple[int, ...]:
+        """The blocks whose weights are in memory all the time while training."""
+        return resident_blocks(self.config, self.split, self.num_blocks)
 
     def fingerprint(self) -> dict[str, str]:
         """Of every setting, and of the pictures, that a continued run must share with what was done before."""
@@ -166,7 +172,7 @@ def prepare(config: Config) -> Prepared:
     layout = source.family.layout
     split, split_source = attempt(split_of, config, source.family, model) or (None, None)
     targets: list[str] = []
-    if split is not None:
+    if split is not None and not config.train.lisa_blocks:
         wanted = config.lora.targets or source.family.lora_targets
         middle = split.middle(layout.count(model))
         targets = attempt(target_names, model, layout, middle, wanted, each=bool(config.lora.targets)) or []
@@ -188,7 +194,7 @@ def prepare(config: Config) -> Prepared:
     assert split is not None and schedule is not None and config.train.guidance_scale is not None
     return Prepared(
         config, source, schedule, split, layout.count(model), *rule, adapters, targets,
-        _count(model, source, split, targets, config.lora.rank), config.train.guidance_scale,
+        _count(model, config, source, split, targets), config.train.guidance_scale,
         config.data.text_length or source.text_length, device, resolve_dtype(config.model.dtype, device), window, disk,
         split_source,
     )  # fmt: skip
@@ -212,13 +218,18 @@ def _check_writable(name: str, folder: str) -> None:
         raise UserError(f'{name} = "{folder}" must not be written by this user; give another folder.')
 
 
-def _count(model: nn.Module, source: ModelSource, split: Split, targets: list[str], rank: int) -> Counts:
-    layout = source.family.layout
-    skipped = set(split.skipped(layout.count(model)))
+def _count(model: nn.Module, config: Config, source: ModelSource, split: Split, targets: list[str]) -> Counts:
+    layout, rank = source.family.layout, config.lora.rank
+    count = layout.count(model)
+    skipped = {*split.skipped(count)} - {*resident_blocks(config, split, count)}
     left_out = sum(
         value.numel() for index, block in enumerate(layout.blocks(model)) if index in skipped
         for value in block.parameters()
     )  # fmt: skip
     total = sum(value.numel() for value in model.parameters())
+    if config.train.lisa_blocks:
+        sizes = sorted(sum(value.numel() for value in block.parameters()) for block in layout.blocks(model))
+        return Counts(left_out, total - left_out, sum(sizes[-config.train.lisa_blocks :]))
     shapes = [model.get_submodule(name).weight.shape for name in targets]
-    return Counts(left_out, total - left_out, sum(rank * int(shape[0] + shape[1]) for shape in shapes))  # type: ignore[index, union-attr]
+    ends = [(int(shape[0]), 0 if config.lora.freeze_a else int(shape[1])) for shape in shapes]  # type: ignore[index, union-attr]
+    return Counts(left_out, total - left_out, sum(rank * (above + below) for above, below in ends))

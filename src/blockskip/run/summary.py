@@ -33,7 +33,9 @@ def facts(result: RunResult) -> RunFacts:
         full_resolution=config.data.full_resolution,
         config_toml=to_toml(config),
         baseline_bytes=result.baseline_bytes,
-        tail_streamed=config.skip.tail_mode == "stream",
+        front="kept" if config.skip.front_mode == "keep" else "skipped",
+        tail={"residual": "skipped", "stream": "streamed", "keep": "kept"}[config.skip.tail_mode],  # type: ignore[arg-type]
+        inner=prepared.split.inner,
         planned=result.planned,
         overruns=result.overruns,
     )
@@ -65,8 +67,15 @@ def write_run_report(result: RunResult) -> Path:
         subtitle=f"{Path(config.model.path).name}, {config.train.steps} steps",
         subject_pictures=[open_picture(item.path) for item in pictures],
         prompts=prompts,
-        columns=[column("DiT-BlockSkip" if sum(facts(result).split or ()) else "LoRA", result)],
+        columns=[column(_way(result), result)],
     )
     path = result.output / "report.html"
     write_report(report, path)
     return path
+
+
+def _way(result: RunResult) -> str:
+    """What the run's way of training is called."""
+    if result.prepared.config.train.lisa_blocks:
+        return "LISA"
+    return "DiT-BlockSkip" if facts(result).skipped_blocks else "LoRA"

@@ -128,13 +128,13 @@ def validation_text(found: dict[str, Any]) -> str:
     """What training with the chosen split and its neighbours gave, as lines of text."""
     lines = [
         f"Trained at {found['ratio']:.0%} on {', '.join(found['subjects'])}:",
-        f"{'front':>5}  {'tail':>4}  {'held-out loss: share of plain LoRA':>36}  {'subject fidelity':>16}",
+        f"{'front':>5}  {'tail':>4}  {'held-out loss, from the base':>28}  {'subject fidelity':>16}",
     ]
-    for row in found["splits"]:
+    for row in (*found["splits"], {"front": "plain", "tail": "LoRA", **found["plain"]}):
         pair = [row["front"], row["tail"]]
         marks = [
             text for text, which in (("chosen", "chosen"), ("best", "best_by_heldout_loss")) if found[which] == pair
         ]
-        share, fidelity = row["mean_heldout_share"], row["mean_fidelity"]
-        lines.append(f"{pair[0]:>5}  {pair[1]:>4}  {share:>36.0%}  {fidelity:>16.3f}  {', '.join(marks)}".rstrip())
+        change, fidelity = row["mean_heldout_change"], row["mean_fidelity"]
+        lines.append(f"{pair[0]:>5}  {pair[1]:>4}  {change:>+28.1%}  {fidelity:>16.3f}  {', '.join(marks)}".rstrip())
     return "\n".join(lines)

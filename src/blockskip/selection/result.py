@@ -15,8 +15,9 @@ from blockskip.evaluation.intervals import Values, interval, rank_correlation, r
 from blockskip.loading.selected import FORMAT
 from blockskip.method.selection import Kind, Masked, best_split
 from blockskip.method.split import Split, split_for_ratio
+from blockskip.preview.draw import Drawing
 from blockskip.selection.model import Model
-from blockskip.selection.subjects import Tuned
+from blockskip.selection.subjects import Tuned, training_of
 from blockskip.store.files import write_atomically
 
 
@@ -121,9 +122,10 @@ def document(
             "adapters": [{"subject": one.subject.name, "caption": one.subject.caption,
                           "prompts": list(one.subject.prompts),
                           "sha256": model.adapters(one.adapter).identity()[0]} for one in tuned],
-            "encoder": encoder, "seeds": list(model.seeds), "size": list(model.size), "steps": request.steps,
+            "encoder": encoder, "seeds": list(model.seeds), "size": list(model.size),
+            "steps": Drawing((), steps=request.steps).sampler_steps(model.source),
             "guidance_scale": request.guidance_scale, "dtype": str(model.dtype).removeprefix("torch."),
-            "device": model.device.type, "training": dict(request.training),
+            "device": model.device.type, "training": {} if request.loras else training_of(request),
         },
     }  # fmt: skip
 

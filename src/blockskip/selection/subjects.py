@@ -143,6 +143,11 @@ def trained(model: Model, subjects: Sequence[Subject]) -> list[Tuned]:
     return found
 
 
+def training_of(request: Request) -> dict[str, Any]:
+    """Settings of the trainings by dotted key: those of the request, over ours for a built-in model."""
+    return {**(BUILTIN_TRAINING if request.model in builtin.MODELS else {}), **request.training}
+
+
 def prepare_plain(model: Model, subject: Subject, folder: Path, **settings: Any) -> Prepared:
     """The run that trains LoRA on a subject without skipping and patches, at the size that is drawn.
 
@@ -152,9 +157,8 @@ def prepare_plain(model: Model, subject: Subject, folder: Path, **settings: Any)
     assert subject.images is not None
     request, side = model.request, min(model.size)
     values = {
-        **(BUILTIN_TRAINING if request.model in builtin.MODELS else {}),
         "skip.front": 0, "skip.tail": 0, "patches.direction": "fixed", "data.resolution": side,
-        "data.full_resolution": side, **request.training,
+        "data.full_resolution": side, **training_of(request),
         "model.path": request.model, "model.revision": request.revision, "model.dtype": request.dtype,
         "train.device": request.device, "data.images": str(subject.images), "data.prompt": subject.caption,
         "output": str(folder), **settings,

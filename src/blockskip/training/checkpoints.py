@@ -74,11 +74,17 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, limit: int) -> Path:
     return final
 
 
-def latest_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole; damaged ones and folders of other names are passed over."""
+def latest_checkpoint(folder: Path, only: int | None = None) -> Checkpoint | None:
+    """The newest checkpoint that is whole; damaged ones and folders of other names are passed over.
+
+    Args:
+        only: the step of the one that is wanted; None takes the newest.
+    """
     for temporary in folder.glob(".step-*.tmp"):
         shutil.rmtree(temporary, ignore_errors=True)
     for step, path in reversed(_steps(folder)):
+        if only not in (None, step):
+            continue
         try:
             manifest = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
             if manifest.pop("manifest_sha256") != _checksum(manifest):

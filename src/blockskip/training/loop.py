@@ -23,6 +23,7 @@ from blockskip.progress import Progress, say
 from blockskip.seeds import derive_seed
 from blockskip.store.files import write_atomically
 from blockskip.training.checkpoints import Checkpoint, save_checkpoint
+from blockskip.training.lisa import LisaBlocks
 from blockskip.training.optimizer import learning_rate, load_optimizer_state, make_optimizer, optimizer_state
 from blockskip.training.step import MicroBatch, training_loss
 
@@ -40,6 +41,7 @@ class Trainer:
         transformer_config: of the model.
         output: the run's folder: ``metrics.jsonl`` and ``checkpoints/`` are written there.
         fingerprint: of the settings that a continued run must share.
+        blocks: those that LISA trains instead of LoRA; then ``parameters`` are theirs, and change with the period.
     """
 
     model: SkippedModel
@@ -55,23 +57,34 @@ class Trainer:
     fingerprint: dict[str, str]
     step: int = 0
     skipped_steps: int = 0
+    blocks: LisaBlocks | None = None
     _bad_steps: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.optimizer = make_optimizer(self.parameters, self.config)
+        if self.blocks is None:
+            self.optimizer = make_optimizer(self.parameters, self.config)
         self.metrics = Metrics(self.output / "metrics.jsonl")
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint."""
-        load_adapter_state(self.model.model, checkpoint.adapter)
-        load_optimizer_state(self.optimizer, checkpoint.optimizer)
         self.step, self.skipped_steps = checkpoint.step, checkpoint.skipped_steps
+        if self.blocks is None:
+            load_adapter_state(self.model.model, checkpoint.adapter)
+        else:
+            self.blocks.load(checkpoint.adapter)
+        if self.blocks is None or self.step % self.blocks.period:  # else a period begins, with a fresh optimiser
+            self._begin_step()
+            load_optimizer_state(self.optimizer, checkpoint.optimizer)
         self.metrics.truncate(self.step)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What was trained, float32: the adapter by PEFT's names, or weights by their full names."""
+        return adapter_state(self.model.model) if self.blocks is None else self.blocks.state()
 
     def checkpoint(self) -> None:
         """Save the state after the current step."""
         state = Checkpoint(
-            self.step, adapter_state(self.model.model), optimizer_state(self.optimizer), self.fingerprint,
+            self.step, self.state(), optimizer_state(self.optimizer), self.fingerprint,
             self.skipped_steps,
         )  # fmt: skip
         self.metrics.flush()
@@ -103,8 +116,15 @@ class Trainer:
                     say(f"Warning: the checkpoint of step {self.step} could not be written ({error}).")
         self.model.model.eval()
 
+    def _begin_step(self) -> None:
+        """With LISA: where a period begins, its blocks and a fresh optimiser."""
+        if self.blocks is not None and self.blocks.begin(self.step):
+            self.parameters = self.blocks.parameters
+            self.optimizer = make_optimizer(self.parameters, self.config)
+
     def _optimizer_step(self, batches: Iterator[MicroBatch]) -> tuple[float, float]:
         """One optimiser step; returns the mean loss and the gradient's norm before clipping."""
+        self._begin_step()
         total = 0.0
         for micro in range(self.config.gradient_accumulation_steps):
             total += self.micro_step(next(batches), micro)
@@ -126,6 +146,8 @@ class Trainer:
         norm = float(nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm or math.inf))
         if math.isfinite(total) and math.isfinite(norm):
             self.optimizer.step()
+            if self.blocks is not None:
+                self.blocks.written()
             self._bad_steps = 0
         else:
             self.skipped_steps += 1

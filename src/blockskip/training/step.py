@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from blockskip.families import Family, Text
-from blockskip.method.flow import flow_matching_loss, velocity_target
+from blockskip.method.flow import flow_matching_loss
 from blockskip.method.skipping import Features, SkippedModel
 
 
@@ -71,5 +71,5 @@ def training_loss(
     batch = batch.needed(family)
     inputs = family.noisy_inputs(config, batch.latents, batch.noise, batch.sigma, batch.text, guidance, dtype)
     output = model(batch.features, **inputs)[0]
-    target = velocity_target(batch.latents, batch.noise)
+    target = family.target(batch.latents, batch.noise)
     return flow_matching_loss(family.velocity(output, batch.latents), target, batch.weight)
