@@ -91,7 +91,8 @@ def call(given: argparse.Namespace) -> int:
     own = bool(request.loras or request.images) or request.model not in builtin.MODELS
     if given.validate is not None and own:
         problems.append(
-            "--validate needs pictures that were kept back, which only a built-in model's own subjects have; leave it out."
+            "--validate needs pictures that were kept back, which only a built-in model's own subjects have; "
+            "leave it out."
         )
     if problems:
         raise UserError(problems)
