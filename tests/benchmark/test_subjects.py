@@ -9,7 +9,8 @@ from PIL import Image
 
 from blockskip import builtin
 from blockskip.benchmark.request import Request
-from blockskip.benchmark.subjects import IDENTIFIER, PROMPTS, Subject, class_of, in_words, kept_back, subjects
+from blockskip.benchmark.subjects import IDENTIFIER, PROMPTS, Subject, class_of, in_words, subjects
+from blockskip.data.kept import kept_back
 from blockskip.errors import UserError
 
 

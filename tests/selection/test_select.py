@@ -14,6 +14,7 @@ from PIL import Image
 
 import blockskip.selection.pictures as pictures_module
 from blockskip.adapters.files import FILE_NAME
+from blockskip.data.pictures import find_pictures
 from blockskip.errors import UserError
 from blockskip.loading.source import open_model
 from blockskip.loading.transformer import empty_transformer
@@ -22,6 +23,8 @@ from blockskip.method.selection import best_split
 from blockskip.method.split import Split
 from blockskip.selection.job import select, table_text, validation_text
 from blockskip.selection.request import Request
+from blockskip.selection.subjects import subjects as all_subjects
+from blockskip.selection.validate import validation_subjects
 from tests.tiny import randomise
 
 #: Blocks that alone carry the text, of ten.
@@ -239,35 +242,41 @@ def test_the_adapter_takes_part(whole: Any, tmp_path: Path) -> None:
     assert alone["distances"]["front"][1]["mean"] != pytest.approx(other["distances"]["front"][1]["mean"], rel=1e-2)
 
 
-def test_validation_compares_the_choice_with_its_neighbours(whole: Any, subjects: tuple[str, str]) -> None:
+def test_validation_compares_the_choice_with_its_neighbours(
+    whole: Any, subjects: tuple[str, str], photos: Path, tmp_path: Path
+) -> None:
     own, _, _ = whole
-    with pytest.MonkeyPatch.context() as patched:
-        import blockskip.selection.validate as module
-
-        patched.setattr(
-            module, "_subjects",
-            lambda request: [replace(one, heldout=tuple(sorted(one.images.glob("*"))[:2])) for one in all_of(request)],
-        )  # fmt: skip
-        found = select(own, validated=0.5)["validation"]
+    with pytest.raises(UserError, match="put at least 3 into it"):
+        select(replace(own, output=tmp_path / "other.json"), validated=0.5)
+    folder = tmp_path / "red_dog"
+    shutil.copytree(photos, folder)
+    few = replace(own, images=(str(folder),), output=tmp_path / "selection.json", probes=("velocity",), window=0)
+    found = select(few, validated=0.5)["validation"]
+    assert found["subjects"] == ["red_dog"]
+    pictures = {path.name for path in find_pictures(folder)}
+    learnt = {path.name for path in find_pictures(few.folder / "validation" / "pictures" / "red_dog")}
+    assert len(pictures) == 5 and len(learnt) == 4 and learnt < pictures
     splits = [(row["front"], row["tail"]) for row in found["splits"]]
     assert splits[0] == tuple(found["chosen"]) and len(set(splits)) == len(splits) >= 3
     assert all(front + tail == 4 for front, tail in splits)
     for row in found["splits"]:
-        assert len(row["heldout_change"]) == len(row["fidelity"]) == 2
+        assert len(row["heldout_change"]) == len(row["fidelity"]) == 1
     best = min(found["splits"], key=lambda row: row["mean_heldout_change"])
     assert found["best_by_heldout_loss"] == [best["front"], best["tail"]]
     plain = found["plain"]
-    assert len(plain["heldout_change"]) == len(plain["fidelity"]) == 2
+    assert len(plain["heldout_change"]) == len(plain["fidelity"]) == 1
     changes = [row["heldout_change"] for row in (plain, *found["splits"])]
     assert all(-1 < value < 1 and value != 0 for row in changes for value in row)
-    assert plain["mean_fidelity"] == pytest.approx(sum(plain["fidelity"]) / 2)
+    assert plain["mean_fidelity"] == plain["fidelity"][0]
     assert "chosen" in validation_text(found) and f"{plain['mean_fidelity']:.3f}" in validation_text(found)
 
 
-def all_of(own: Request) -> list[Any]:
-    from blockskip.selection.subjects import subjects as found
-
-    return found(own)
+def test_validation_takes_subjects_that_the_selection_does_not_see() -> None:
+    seen = [item.name for item in all_subjects(Request(count=4))]
+    others = [item.name for item in validation_subjects(Request(count=4), [])]
+    assert len(others) == 2 and not set(seen) & set(others)
+    with pytest.raises(UserError, match="lower --count, which is 11"):
+        validation_subjects(Request(count=11), [])
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from blockskip import builtin
 from blockskip.benchmark.request import Request
+from blockskip.data.kept import copy_pictures, split_pictures
 from blockskip.data.pictures import find_pictures
 from blockskip.errors import UserError
 from blockskip.keys import file_sha256
@@ -186,9 +186,7 @@ def _own_subject(request: Request, folder: Path) -> Subject:
     if (folder / "train").is_dir() and (folder / "heldout").is_dir():
         train, kept = find_pictures(folder / "train"), find_pictures(folder / "heldout")
     else:
-        pictures = find_pictures(folder)
-        count = kept_back(len(pictures))
-        train, kept = pictures[: len(pictures) - count], pictures[len(pictures) - count :]
+        train, kept = split_pictures(find_pictures(folder))
     if len(train) < 2 or not kept:
         raise UserError(
             f'"{folder}" has too few pictures to learn from and to measure with; put at least 3 into it, or 2 into its '
@@ -207,24 +205,11 @@ def _own_subject(request: Request, folder: Path) -> Subject:
     )  # fmt: skip
 
 
-def kept_back(count: int) -> int:
-    """How many of a subject's pictures, the last ones, are kept back where no folder says so: a quarter or one."""
-    return max(1, count // 4)
-
-
 def _training_folder(request: Request, folder: Path, pictures: Sequence[Path]) -> Path:
-    """A folder that holds the training pictures alone, with the text files of their captions."""
+    """A folder that holds the training pictures alone."""
     if pictures[0].parent != folder:
         return pictures[0].parent
-    target = request.folder / "subjects" / folder.name
-    wanted = [*pictures, *(path.with_suffix(".txt") for path in pictures if path.with_suffix(".txt").is_file())]
-    target.mkdir(parents=True, exist_ok=True)
-    for path in target.iterdir():
-        if path.name not in {item.name for item in wanted}:
-            path.unlink()
-    for path in wanted:
-        shutil.copyfile(path, target / path.name)
-    return target
+    return copy_pictures(pictures, request.folder / "subjects" / folder.name)
 
 
 def _prompt_lines(folder: Path) -> list[str]:

@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from blockskip import builtin
 from blockskip.errors import UserError
 from blockskip.settings import read_toml
 
@@ -88,12 +87,6 @@ def call(given: argparse.Namespace) -> int:
     problems = request.check()
     if given.validate is not None and given.validate not in request.ratios:
         problems.append(f"--validate {given.validate} is not one of --ratios {given.ratios}.")
-    own = bool(request.loras or request.images) or request.model not in builtin.MODELS
-    if given.validate is not None and own:
-        problems.append(
-            "--validate needs pictures that were kept back, which only a built-in model's own subjects have; "
-            "leave it out."
-        )
     if problems:
         raise UserError(problems)
     from blockskip.selection.job import select, table_text, validation_text

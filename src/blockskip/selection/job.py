@@ -18,7 +18,7 @@ from blockskip.selection.request import Request
 from blockskip.selection.result import Sweep, document, write_document
 from blockskip.selection.subjects import Tuned, given, subjects, trained
 from blockskip.selection.table import Table
-from blockskip.selection.validate import validate
+from blockskip.selection.validate import validate, validation_subjects
 from blockskip.selection.velocity import SIGMAS, Velocities, velocity_distances
 
 
@@ -46,8 +46,12 @@ def select(request: Request, validated: float | None = None) -> dict[str, Any]:
         for one in tuned:
             model.adapters(one.adapter)
         _check_pictures(request, tuned)
+        taken = [one.subject for one in tuned]
     else:
-        tuned = trained(model, subjects(request))
+        taken = subjects(request)
+    others = validation_subjects(request, taken) if validated is not None else []
+    if not request.loras:
+        tuned = trained(model, taken)
     sweeps: dict[str, Sweep] = {}
     velocities = None
     try:
@@ -67,7 +71,7 @@ def select(request: Request, validated: float | None = None) -> dict[str, Any]:
     write_document(request.output, found)
     _draw(model, tuned, sets, sweeps, velocities, found)
     if validated is not None:
-        found["validation"] = validate(model, validated, found)
+        found["validation"] = validate(model, validated, found, others)
         write_document(request.output, found)
     return found
 

@@ -13,6 +13,9 @@ from PIL import Image
 from blockskip import builtin
 from blockskip.adapters.files import FILE_NAME
 from blockskip.adapters.frozen import FrozenAdapters
+from blockskip.data.kept import copy_pictures, split_pictures
+from blockskip.data.pictures import find_pictures
+from blockskip.errors import UserError
 from blockskip.evaluation.encoders import open_encoder
 from blockskip.evaluation.fidelity import subject_fidelity
 from blockskip.method.split import Split
@@ -22,7 +25,7 @@ from blockskip.run.fixed import FixedSamples, fixed_samples, heldout_loss
 from blockskip.run.previews import open_pictures
 from blockskip.selection.model import Model
 from blockskip.selection.request import Request
-from blockskip.selection.subjects import Subject, prepare_plain, subjects
+from blockskip.selection.subjects import Subject, builtin_subject, prepare_plain
 
 #: Subjects that are trained on.
 SUBJECTS = 2
@@ -45,7 +48,7 @@ def neighbours(chosen: Split, count: int, others: Sequence[Split] = ()) -> list[
     return list(dict.fromkeys(one for one in found if one.front >= 0 <= one.tail and one.front + one.tail == count))
 
 
-def validate(model: Model, ratio: float, found: dict[str, Any]) -> dict[str, Any]:
+def validate(model: Model, ratio: float, found: dict[str, Any], chosen_subjects: Sequence[Subject]) -> dict[str, Any]:
     """Train with each split, at the size that is drawn and without patches, so that nothing but the split differs.
 
     The held-out loss is of the whole model with the adapter, on pictures that were not trained on, as a change from
@@ -54,6 +57,7 @@ def validate(model: Model, ratio: float, found: dict[str, Any]) -> dict[str, Any
     Args:
         ratio: one of the request's.
         found: the result of the selection.
+        chosen_subjects: of ``validation_subjects``.
 
     Returns:
         ``{"ratio", "subjects", "splits": [{"front", "tail", "heldout_change": [...], "fidelity": [...]}], "plain":
@@ -63,7 +67,6 @@ def validate(model: Model, ratio: float, found: dict[str, Any]) -> dict[str, Any
     entry = next(item for item in found["splits"] if item["ratio"] == ratio)
     chosen, shares = Split(entry["front"], entry["tail"]), Split(*entry["paper_shares"])
     splits = neighbours(chosen, entry["skipped"], [shares])
-    chosen_subjects = _subjects(request)
     plain = _empty()
     rows = [{"front": split.front, "tail": split.tail, **_empty()} for split in splits]
     encoder = open_encoder(request.encoder, model.device)
@@ -104,11 +107,39 @@ def _empty() -> dict[str, Any]:
     return {"heldout_change": [], "fidelity": []}
 
 
-def _subjects(request: Request) -> list[Subject]:
-    """Two subjects with kept-back pictures; of a built-in model two that the selection did not see."""
-    if request.images:
-        return subjects(replace(request, count=SUBJECTS))
-    return subjects(replace(request, loras=(), count=request.count + SUBJECTS))[-SUBJECTS:]
+def validation_subjects(request: Request, own: Sequence[Subject]) -> list[Subject]:
+    """Two subjects with pictures that are kept back.
+
+    Of a built-in model they are two that the selection does not see. Of your own they are the first two of the
+    selection, or the only one; the last quarter of their pictures, or one, is kept back, and the others are copied.
+
+    Args:
+        own: those of the selection.
+
+    Raises:
+        UserError: there are too few subjects or pictures.
+    """
+    if not request.loras and not request.images:
+        rest = builtin.subjects("development")[request.count :][:SUBJECTS]
+        if len(rest) < SUBJECTS:
+            raise UserError(
+                f"--validate needs {SUBJECTS} further subjects of the {len(rest) + request.count} that come with the "
+                f"package; lower --count, which is {request.count}."
+            )
+        return [builtin_subject(name, request) for name in rest]
+    return [_kept_back(request, subject) for subject in own[:SUBJECTS]]
+
+
+def _kept_back(request: Request, subject: Subject) -> Subject:
+    if subject.images is None:
+        raise UserError(f"--validate needs the pictures of {subject.name}, which are not known; give --images.")
+    train, kept = split_pictures(find_pictures(subject.images))
+    if len(train) < 2:
+        raise UserError(f'--validate keeps a picture back and "{subject.images}" has too few; put at least 3 into it.')
+    return replace(
+        subject, images=copy_pictures(train, request.folder / "validation" / "pictures" / subject.name),
+        heldout=tuple(kept),
+    )  # fmt: skip
 
 
 def _trained(model: Model, subject: Subject, folder: Path, split: Split | None = None) -> Path:
