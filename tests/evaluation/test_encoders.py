@@ -1,5 +1,6 @@
 """DINO and CLIP from folders of the real classes with random weights."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,16 @@ def test_pixels_are_what_pictures_are(dino: Path) -> None:
     assert torch.equal(encoder.embed(pixels), encoder.embed([picture]))
     with pytest.raises(ValueError, match="no picture"):
         encoder.embed([])
+
+
+def test_other_weights_in_a_folder_of_the_same_name_have_another_name(dino: Path, tmp_path: Path) -> None:
+    """What is remembered of pictures goes by it."""
+    torch.manual_seed(1)
+    ViTModel(ViTConfig(**SMALL, image_size=224, patch_size=16)).save_pretrained(tmp_path / "dino")
+    shutil.copy(dino / "preprocessor_config.json", tmp_path / "dino")
+    shutil.copytree(dino, tmp_path / "copy" / "dino")
+    own, other, copy = (open_encoder(str(path)).name for path in (dino, tmp_path / "dino", tmp_path / "copy" / "dino"))
+    assert own.startswith("dino (") and own == copy != other
 
 
 def test_names(tmp_path: Path) -> None:

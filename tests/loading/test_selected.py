@@ -39,6 +39,7 @@ def test_the_split_of_each_ratio(tmp_path: Path) -> None:
         ({"blocks": [4, 4]}, "is of flux with 4 [+] 4 blocks"),
         ({"distances": {"front": []}}, "no result of"),
         ({"distances": {"front": [{"mean": "x"}], "back": []}}, "no result of"),
+        ({"distances": {"front": [{"mean": float("nan")}] * 6, "back": [{"mean": 1.0}] * 6}}, "no result of"),
         ({"distances": {"front": [{"mean": 0.1}], "back": [{"mean": 0.1}]}}, "up to 1 blocks, and skip.ratio = 0.5"),
     ],
 )

@@ -136,6 +136,19 @@ def test_a_settings_file_of_something_else_is_no_harm(flux_runs: Runs, tmp_path:
             ]
 
 
+def test_a_split_that_nobody_measured_is_told(
+    flux_runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(api, "run", lambda prepared: prepared)
+    monkeypatch.setattr(api, "write_run_report", lambda result: None)
+    settings = {"model": str(flux_runs.model), "images": str(flux_runs.images), "prompt": "x", "output": "none"}
+    blockskip.train(**settings, skip=0.5)
+    told = capsys.readouterr().out
+    assert "Nobody has measured which blocks of this model matter" in told and "`blockskip select`" in told
+    blockskip.train(**settings, skip__front=1, skip__tail=1)
+    assert "Nobody has measured" not in capsys.readouterr().out
+
+
 def test_a_report_that_fails_loses_nothing(
     flux_runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ class TransformersEncoder:
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise UserError(f"{start} is no folder here and cannot be fetched ({reason}).") from None
-        self.name, self.is_clip = Path(path).name, kind.startswith("clip")
+        self.name, self.is_clip = f"{Path(path).name} ({_digest(network)})", kind.startswith("clip")
         self.network = network.to(device).eval().requires_grad_(False)
         self._device = device
 
@@ -85,6 +86,15 @@ class TransformersEncoder:
         embeds = getattr(output, "image_embeds", None)
         features = output.last_hidden_state[:, 0] if embeds is None else embeds
         return F.normalize(features.float(), dim=1).cpu()
+
+
+def _digest(network: torch.nn.Module) -> str:
+    """Eight digits that tell two sets of weights apart, whatever their folders are called."""
+    found = hashlib.sha256()
+    for name, value in sorted(network.state_dict().items()):
+        found.update(name.encode())
+        found.update(value.contiguous().view(torch.uint8).numpy() if value.ndim else str(value.item()).encode())
+    return found.hexdigest()[:8]
 
 
 def open_encoder(name: str, device: torch.device = torch.device("cpu")) -> Encoder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ def selected_split(path: str, family: str, blocks: Sequence[int], ratio: float) 
         document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         found = document["format"], str(document["family"]), [int(count) for count in document["blocks"]]
         sweeps = [[0.0, *(float(entry["mean"]) for entry in document["distances"][end])] for end in ("front", "back")]
+        if not all(math.isfinite(value) for sweep in sweeps for value in sweep):
+            raise ValueError("a distance is not a number")
     except OSError as error:
         raise UserError(
             f"{start} cannot be read ({error.strerror}); give the file that `blockskip select` wrote."
