@@ -83,13 +83,15 @@ def test_pixels_are_what_pictures_are(dino: Path) -> None:
         encoder.embed([])
 
 
-def test_other_weights_in_a_folder_of_the_same_name_have_another_name(dino: Path, tmp_path: Path) -> None:
+def test_other_weights_in_a_folder_of_the_same_name_have_another_identity(dino: Path, tmp_path: Path) -> None:
     """What is remembered of pictures goes by it."""
     torch.manual_seed(1)
     ViTModel(ViTConfig(**SMALL, image_size=224, patch_size=16)).save_pretrained(tmp_path / "dino")
     shutil.copy(dino / "preprocessor_config.json", tmp_path / "dino")
     shutil.copytree(dino, tmp_path / "copy" / "dino")
-    own, other, copy = (open_encoder(str(path)).name for path in (dino, tmp_path / "dino", tmp_path / "copy" / "dino"))
+    own, other, copy = (
+        open_encoder(str(path)).identity for path in (dino, tmp_path / "dino", tmp_path / "copy" / "dino")
+    )
     assert own.startswith("dino (") and own == copy != other
 
 

@@ -37,6 +37,8 @@ _PROCESSORS: dict[str, Any] = {
 class TransformersEncoder:
     """DINO (the class token of a ViT's last layer) or CLIP (the projected picture), as transformers has them.
 
+    ``name`` is the folder's or the hub's; ``identity`` has a hash of the weights beside it.
+
     Args:
         path: folder or hub id.
         device: where it runs.
@@ -60,7 +62,8 @@ class TransformersEncoder:
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise UserError(f"{start} is no folder here and cannot be fetched ({reason}).") from None
-        self.name, self.is_clip = f"{Path(path).name} ({_digest(network)})", kind.startswith("clip")
+        self.name, self.is_clip = Path(path).name, kind.startswith("clip")
+        self.identity = f"{self.name} ({_digest(network)})"
         self.network = network.to(device).eval().requires_grad_(False)
         self._device = device
 

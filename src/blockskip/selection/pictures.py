@@ -103,5 +103,5 @@ def _keep(folder: Path, name: str, sets: Sequence[Masked], pictures: Sequence[Im
 
 
 def encoder_name(encoder: Encoder) -> str:
-    """What the encoder calls itself."""
-    return str(getattr(encoder, "name", type(encoder).__name__))
+    """What the encoder calls itself, with its weights' hash where its name may stand for several."""
+    return str(getattr(encoder, "identity", encoder.name))
