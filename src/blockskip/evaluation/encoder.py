@@ -69,19 +69,24 @@ class ImageEncoder:
         Raises:
             ValueError: there are no pictures, or the tensor has another shape.
         """
-        return torch.cat([F.normalize(self.network.features(batch), dim=1).cpu() for batch in self._batches(images)])
+        features = [self.network.features(batch.to(self._device)) for batch in batches(images)]
+        return torch.cat([F.normalize(found, dim=1).cpu() for found in features])
 
-    def _batches(self, images: list[Image.Image] | torch.Tensor) -> Iterator[torch.Tensor]:
-        if isinstance(images, torch.Tensor) and (images.ndim != 4 or images.shape[1] != 3):
-            raise ValueError(f"pixels have the shape (B, 3, H, W), not {tuple(images.shape)}")
-        if len(images) == 0:
-            raise ValueError("there is no picture to embed")
-        for start in range(0, len(images), BATCH):
-            batch = images[start : start + BATCH]
-            pixels = batch if isinstance(batch, torch.Tensor) else [to_pixels(image) for image in batch]
-            yield torch.cat([prepare(picture[None] if picture.ndim == 3 else picture) for picture in pixels]).to(
-                self._device
-            )
+
+def batches(images: list[Image.Image] | torch.Tensor) -> Iterator[torch.Tensor]:
+    """Pictures, or pixels (B, 3, H, W) in [-1, 1], as ``prepare`` gives them, a few at a time.
+
+    Raises:
+        ValueError: there are no pictures, or the tensor has another shape.
+    """
+    if isinstance(images, torch.Tensor) and (images.ndim != 4 or images.shape[1] != 3):
+        raise ValueError(f"pixels have the shape (B, 3, H, W), not {tuple(images.shape)}")
+    if len(images) == 0:
+        raise ValueError("there is no picture to embed")
+    for start in range(0, len(images), BATCH):
+        batch = images[start : start + BATCH]
+        pixels = batch if isinstance(batch, torch.Tensor) else [to_pixels(image) for image in batch]
+        yield torch.cat([prepare(picture[None] if picture.ndim == 3 else picture) for picture in pixels])
 
 
 def to_pixels(image: Image.Image) -> torch.Tensor:

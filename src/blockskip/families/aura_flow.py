@@ -11,6 +11,7 @@ from torch import nn
 
 from blockskip.families.base import Defaults, Text
 from blockskip.families.kl import KLFamily
+from blockskip.families.prompts import filled_ids
 from blockskip.method.layout import IMAGE, TEXT, BlockLayout
 
 
@@ -50,10 +51,7 @@ class AuraFlow(KLFamily):
 
     def tokenize(self, tokenizers: Mapping[str, Any], prompts: Sequence[str], length: int) -> dict[str, torch.Tensor]:
         """UMT5 ids and mask of ``length``."""
-        tokens = tokenizers["tokenizer"](
-            list(prompts), padding="max_length", max_length=length, truncation=True, return_tensors="pt"
-        )
-        return {"text_encoder": tokens.input_ids, "mask": tokens.attention_mask}
+        return filled_ids(tokenizers["tokenizer"], prompts, length)
 
     def encode_text(self, encoders: Mapping[str, nn.Module], ids: Mapping[str, torch.Tensor]) -> Text:
         """``prompt_embeds`` (B, length, D), zero in the place of padding."""

@@ -12,6 +12,7 @@ from torch import nn
 from blockskip.families.base import Defaults, Text
 from blockskip.families.kl import KLFamily
 from blockskip.families.packing import grid_ids, pack_tokens, shift_by_tokens, unpack_tokens
+from blockskip.families.prompts import filled_ids
 from blockskip.method.layout import IMAGE, TEXT, BlockLayout
 
 
@@ -48,10 +49,7 @@ class Chroma(KLFamily):
 
     def tokenize(self, tokenizers: Mapping[str, Any], prompts: Sequence[str], length: int) -> dict[str, torch.Tensor]:
         """T5 ids and mask of ``length``."""
-        tokens = tokenizers["tokenizer"](
-            list(prompts), padding="max_length", max_length=length, truncation=True, return_tensors="pt"
-        )
-        return {"text_encoder": tokens.input_ids, "mask": tokens.attention_mask}
+        return filled_ids(tokenizers["tokenizer"], prompts, length)
 
     def encode_text(self, encoders: Mapping[str, nn.Module], ids: Mapping[str, torch.Tensor]) -> Text:
         """``prompt_embeds`` (B, length, D), and ``prompt_attention_mask`` (B, length): 1 up to the first padding."""

@@ -13,6 +13,7 @@ from torch import nn
 
 from blockskip.families.base import Defaults, Family, Text
 from blockskip.families.packing import grid_ids
+from blockskip.families.prompts import filled_ids
 from blockskip.method.layout import IMAGE, TEXT, BlockLayout
 
 
@@ -138,14 +139,10 @@ class Flux2Klein(Flux2):
         """Ids and mask of the prompt in the tokenizer's chat format, ready for an answer without thinking."""
         tokenizer = tokenizers["tokenizer"]
         messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        tokens = tokenizer(
-            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=False),
-            padding="max_length",
-            max_length=length,
-            truncation=True,
-            return_tensors="pt",
+        texts = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
         )
-        return {"text_encoder": tokens.input_ids, "mask": tokens.attention_mask}
+        return filled_ids(tokenizer, texts, length)
 
     def pipeline_call(self, index: Mapping[str, Any]) -> dict[str, Any]:
         """Models distilled to a few steps draw without guidance."""

@@ -12,6 +12,7 @@ from torch import nn
 from blockskip.families.base import Defaults, Text
 from blockskip.families.kl import KLFamily
 from blockskip.families.packing import shift_by_tokens
+from blockskip.families.prompts import filled_ids
 from blockskip.method.layout import IMAGE, BlockLayout
 
 #: What the pipeline says ahead of a prompt.
@@ -54,19 +55,10 @@ class Lumina2(KLFamily):
         """Gemma ids and mask, padded on the right to ``length``; and ``kept``, as long as the longest prompt."""
         tokenizer = tokenizers["tokenizer"]
         tokenizer.padding_side = "right"
-        tokens = tokenizer(
-            [f"{SYSTEM} <Prompt Start> {prompt}" if prompt else "" for prompt in prompts],
-            padding="max_length",
-            max_length=length,
-            truncation=True,
-            return_tensors="pt",
+        ids = filled_ids(
+            tokenizer, [f"{SYSTEM} <Prompt Start> {prompt}" if prompt else "" for prompt in prompts], length
         )
-        longest = int(tokens.attention_mask.sum(1).max())
-        return {
-            "text_encoder": tokens.input_ids,
-            "mask": tokens.attention_mask,
-            "kept": tokens.attention_mask[:, :longest],
-        }
+        return ids | {"kept": ids["mask"][:, : int(ids["mask"].sum(1).max())]}
 
     def token_counts(self, length: int) -> dict[str, int]:
         """Those of a prompt that fills ``length``."""

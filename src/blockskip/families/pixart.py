@@ -10,6 +10,7 @@ from torch import nn
 
 from blockskip.families.base import Defaults, Text
 from blockskip.families.kl import KLFamily
+from blockskip.families.prompts import filled_ids
 from blockskip.method.layout import IMAGE, BlockLayout
 
 #: Times of the process with which the models were trained, and its first and last beta.
@@ -46,15 +47,7 @@ class PixArtSigma(KLFamily):
 
     def tokenize(self, tokenizers: Mapping[str, Any], prompts: Sequence[str], length: int) -> dict[str, torch.Tensor]:
         """T5 ids and mask, stripped and lower-cased as the pipeline does."""
-        tokens = tokenizers["tokenizer"](
-            [prompt.lower().strip() for prompt in prompts],
-            padding="max_length",
-            max_length=length,
-            truncation=True,
-            add_special_tokens=True,
-            return_tensors="pt",
-        )
-        return {"text_encoder": tokens.input_ids, "mask": tokens.attention_mask}
+        return filled_ids(tokenizers["tokenizer"], [prompt.lower().strip() for prompt in prompts], length)
 
     def encode_text(self, encoders: Mapping[str, nn.Module], ids: Mapping[str, torch.Tensor]) -> Text:
         """``prompt_embeds`` (B, length, D) and ``prompt_attention_mask`` (B, length) int64."""

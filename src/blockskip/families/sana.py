@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from blockskip.families.base import Defaults, Family, Text
+from blockskip.families.prompts import filled_ids
 from blockskip.method.layout import IMAGE, BlockLayout
 
 
@@ -47,16 +48,7 @@ class Sana(Family):
         """Gemma ids and mask, stripped and lower-cased as the pipeline does, padded on the right."""
         tokenizer = tokenizers["tokenizer"]
         tokenizer.padding_side = "right"
-        cleaned = [prompt.lower().strip() for prompt in prompts]
-        tokens = tokenizer(
-            cleaned,
-            padding="max_length",
-            max_length=length,
-            truncation=True,
-            add_special_tokens=True,
-            return_tensors="pt",
-        )
-        return {"text_encoder": tokens.input_ids, "mask": tokens.attention_mask}
+        return filled_ids(tokenizer, [prompt.lower().strip() for prompt in prompts], length)
 
     def encode_text(self, encoders: Mapping[str, nn.Module], ids: Mapping[str, torch.Tensor]) -> Text:
         """``prompt_embeds`` (B, length, D) and ``prompt_attention_mask`` (B, length) int64."""

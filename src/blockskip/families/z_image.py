@@ -11,6 +11,7 @@ from torch import nn
 from blockskip.families.base import Defaults, Text
 from blockskip.families.kl import KLFamily
 from blockskip.families.packing import shift_by_tokens
+from blockskip.families.prompts import filled_ids
 from blockskip.method.layout import IMAGE, BlockLayout
 
 #: The model fills the text and the image of a sample to a multiple of this number of tokens.
@@ -55,15 +56,11 @@ class ZImage(KLFamily):
         tokenizer = tokenizers["tokenizer"]
         tokenizer.padding_side = "right"
         messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        tokens = tokenizer(
-            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=True),
-            padding="max_length",
-            max_length=length,
-            truncation=True,
-            return_tensors="pt",
+        texts = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, enable_thinking=True
         )
-        longest = int(tokens.attention_mask.sum(dim=1).max())
-        return {"text_encoder": tokens.input_ids, "mask": tokens.attention_mask[:, :longest]}
+        ids = filled_ids(tokenizer, texts, length)
+        return ids | {"mask": ids["mask"][:, : int(ids["mask"].sum(dim=1).max())]}
 
     def encode_text(self, encoders: Mapping[str, nn.Module], ids: Mapping[str, torch.Tensor]) -> Text:
         """``prompt_embeds`` (B, tokens, D); of several prompts also ``prompt_embeds_mask`` (B, tokens).
