@@ -27,6 +27,16 @@ def test_the_held_out_loss_is_a_share_of_plain_loras_improvement(lines: Lines) -
     assert plain is not None and plain.mean == pytest.approx(1) and plain.difference is None
 
 
+def test_where_plain_lora_does_not_improve_there_is_no_share(tmp_path: Path) -> None:
+    """Of an improvement below zero the worst setting would be the best."""
+    some = [base("cat", 1.0, [0.4], 0.8), line("lora", "cat", 1.2, [0.6]), line("resize", "cat", 1.4, [0.5])]
+    some += [base("dog", 2.0, [0.4], 0.8), line("lora", "dog", 1.0, [0.6]), line("resize", "dog", 1.5, [0.5])]
+    found = Lines.read(write(tmp_path / "r.jsonl", some))
+    assert found.heldout_share(found.runs["resize"]["cat", 0], SIZE) is None
+    measured = found.measured(f"heldout:{SIZE}", "resize")
+    assert measured is not None and measured.mean == pytest.approx(0.5) and measured.subjects == 1
+
+
 def test_subject_fidelity_is_a_share_of_the_way_from_floor_to_ceiling(lines: Lines) -> None:
     found = lines.measured(f"share:{ENCODER}:drawable", "resize")
     cat, dog = [0.25, 0.25], [0.0, 1.0]  # (0.5 - 0.4) / 0.4 twice; (0.2 - 0.2) / 0.5 and (0.7 - 0.2) / 0.5

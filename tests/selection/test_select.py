@@ -256,6 +256,8 @@ def test_validation_compares_the_choice_with_its_neighbours(
     pictures = {path.name for path in find_pictures(folder)}
     learnt = {path.name for path in find_pictures(few.folder / "validation" / "pictures" / "red_dog")}
     assert len(pictures) == 5 and len(learnt) == 4 and learnt < pictures
+    (subject,) = validation_subjects(few, all_subjects(few))
+    assert {path.name for path in subject.heldout} == pictures - learnt
     splits = [(row["front"], row["tail"]) for row in found["splits"]]
     assert splits[0] == tuple(found["chosen"]) and len(set(splits)) == len(splits) >= 3
     assert all(front + tail == 4 for front, tail in splits)
