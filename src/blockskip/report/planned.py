@@ -10,8 +10,7 @@ from blockskip.units import change, size
 HEADINGS = ("Planned", "Measured", "Difference")
 PLANNED_NOTE = (
     "Planned: counted before the run, on tensors without values. Measured: with what the interpreter and the "
-    "allocators keep beside the tensors, some dozens of MiB, which is much beside a small model and little beside a "
-    "large one."
+    "allocators keep beside the tensors; on a CPU that may be as much again beside a small model."
 )
 
 
