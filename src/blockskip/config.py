@@ -167,6 +167,11 @@ class MemoryConfig:
     device: str | None = option(None, "device memory, 8GiB for example; on a CPU all memory of the run")
     host: str | None = option(None, "host memory above the process after its imports")
     disk: str | None = option(None, "disk space for what the run writes")
+    return_freed: bool | None = option(
+        None,
+        "give host memory back as soon as it is freed (glibc), about a third more time on a CPU; "
+        "default: with a budget, and with a GPU",
+    )
 
 
 @dataclass(frozen=True)

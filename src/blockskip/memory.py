@@ -19,6 +19,9 @@ NO_MEMORY = (
     "out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory", "invalid buffer size",
     "status_alloc_failed",
 )  # fmt: skip
+#: Bytes from which ``return_freed`` returns a block: what glibc itself begins with.
+RETURNED_FROM = 128 * 2**10
+_M_MMAP_THRESHOLD = -3
 _SCALE = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -37,9 +40,9 @@ def release() -> None:
 
 def trim() -> None:
     """Give freed memory of the host back to the system; ``release`` without its collection, for use between layers."""
-    give_back = _malloc_trim()
-    if give_back is not None:
-        give_back(0)
+    library = _glibc()
+    if library is not None:
+        library.malloc_trim(0)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -93,10 +96,26 @@ def let_go(error: BaseException) -> None:
     release()
 
 
+def return_freed() -> bool:
+    """Make the C library give every larger block back to the system as soon as it is freed; for the whole process.
+
+    glibc raises the size from which it does so to that of the blocks that it has seen freed, up to 32 MiB, and what is
+    smaller comes from one heap, whose holes are not always used again: until version 2.38 an aligned block, as every
+    tensor is, does not fit the hole that one of its own size has left (its bug 14581).
+
+    Returns:
+        Whether it could be done: False where the C library is another.
+    """
+    library = _glibc()
+    return library is not None and bool(library.mallopt(_M_MMAP_THRESHOLD, RETURNED_FROM))
+
+
 @functools.cache
-def _malloc_trim() -> Any:
-    """glibc's function, or None where there is none."""
+def _glibc() -> Any:
+    """The C library, or None where it is another."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
-            return ctypes.CDLL("libc.so.6").malloc_trim
+            library = ctypes.CDLL("libc.so.6")
+            assert library.mallopt and library.malloc_trim
+            return library
     return None

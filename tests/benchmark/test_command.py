@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +128,33 @@ def test_a_process_is_stopped_at_the_time_limit(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(processes.subprocess, "Popen", popen)
     assert processes.do([part(tmp_path / "part")], 1, 0.5) is False
     assert started[0].poll() is not None and not (os.name == "posix" and started[0].returncode == 0)
+
+
+#: Starts a worker whose task is a pipe that nobody writes to, tells its process, and waits to be killed.
+PARENT = """
+import subprocess, sys
+worker = subprocess.Popen([sys.executable, "-m", "blockskip.benchmark.worker", sys.argv[1]])
+print(worker.pid, flush=True)
+worker.wait()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="of systems with named pipes")
+def test_a_part_ends_when_the_benchmark_was_killed(tmp_path: Path) -> None:
+    import psutil
+
+    task = tmp_path / "task.json"
+    os.mkfifo(task)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(task)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    worker = psutil.Process(int(parent.stdout.readline()))
+    try:
+        with task.open("w", encoding="utf-8"):  # opens when the worker reads: it has begun, and now it hangs
+            assert worker.is_running()
+            parent.kill()
+            parent.wait()
+            worker.wait(30)
+    finally:
+        if worker.is_running():
+            worker.kill()
+    assert not worker.is_running()

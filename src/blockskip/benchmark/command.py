@@ -67,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--images", type=int, metavar="N", help="pictures of each prompt (default: 2)")
     group.add_argument(
-        "--points", type=int, metavar="N", help="how often a run is looked at before its end (default: 2)"
+        "--points", type=int, metavar="N", help="how often a run is looked at before its end (default: 3)"
     )
     group.add_argument("--num-inference-steps", type=int, metavar="N", help="sampler steps; default: the model's")
     group.add_argument("--guidance-scale", type=float, metavar="X", help="default: the model's")

@@ -26,7 +26,10 @@ PLACES = ("output", "data.images", "features.cache", "model.path")
 
 
 def configured(model: Model, setting: Setting, subject: Subject, seed: int) -> dict[str, Any]:
-    """The settings of a run by dotted key, but for its folder."""
+    """The settings of a run by dotted key, but for its folder.
+
+    Freed memory is returned at once: the peaks are then the settings' own rather than what the C library keeps.
+    """
     request = model.request
     training = from_flat(dict(request.training_of())).train
     values = {
@@ -36,7 +39,7 @@ def configured(model: Model, setting: Setting, subject: Subject, seed: int) -> d
         "train.device": request.device, "train.seed": seed,
         "data.images": subject.train, "data.prompt": subject.caption,
         "data.text_length": model.text_length, "train.checkpoint_every": max(1, training.steps // (request.points + 1)),
-        "train.checkpoints_total_limit": 0,
+        "train.checkpoints_total_limit": 0, "memory.return_freed": True,
     }  # fmt: skip
     if setting.rate != 1:
         values["train.learning_rate"] = training.learning_rate * setting.rate

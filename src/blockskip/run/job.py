@@ -30,7 +30,7 @@ from blockskip.run.adapter import adapter_name, save_adapter
 from blockskip.run.advice import advice
 from blockskip.run.folder import open_output
 from blockskip.run.out_of_memory import run_failed
-from blockskip.run.planned import budget_of, peaks_of, plan_run
+from blockskip.run.planned import budget_of, hold_memory, peaks_of, plan_run
 from blockskip.run.prepare import Prepared
 from blockskip.run.previews import previews
 from blockskip.run.records import Records
@@ -98,6 +98,7 @@ class _Job:
         self.cache = cache
         self._told = False
         self.source.import_classes()
+        hold_memory(self.config, prepared.device)
         self.plan = plan_run(prepared)  # before the baseline: what it imports is no phase's
         advise = functools.partial(advice, prepared, self.plan)
         self.watch = Watch(peaks_of(self.plan), budget_of(self.config, prepared.device), advise)
@@ -205,7 +206,8 @@ class _Job:
                 prepared.stored.inner, prepared.rule_identity,
                 tuple(self.text_keys[sample.caption] for sample in group.samples), pixels,
                 tuple(sample.sigma for sample in group.samples), tuple(sample.noise_seed for sample in group.samples),
-                prepared.guidance, self.source.family.name, f"{prepared.dtype} on {prepared.device.type}",
+                prepared.guidance, self.source.family.name,
+                f"{prepared.dtype} on {prepared.device.type}", self.config.features.dtype,
             ))
             for group, pixels in zip(prepared.schedule.groups, self.pixel_keys, strict=True)
         ]  # fmt: skip
@@ -250,7 +252,7 @@ class _Job:
             precompute(
                 self.source, prepared.stored, prepared.rule, keys, lambda place: self._input(groups[place]),
                 self.feature_store, window_bytes=prepared.window_bytes, dtype=prepared.dtype, device=prepared.device,
-                guidance=prepared.guidance, adapters=prepared.adapters,
+                guidance=prepared.guidance, adapters=prepared.adapters, int8=self.config.features.dtype == "int8",
             )  # fmt: skip
         self._count_disk()
         self.records.save()

@@ -11,7 +11,7 @@ import torch
 
 from blockskip.config import Config
 from blockskip.measure import Peaks
-from blockskip.memory import release
+from blockskip.memory import release, return_freed
 from blockskip.planner.budget import Budget
 from blockskip.planner.make import make_plan
 from blockskip.planner.plan import Plan
@@ -83,6 +83,17 @@ def budget_of(config: Config, device: torch.device) -> Budget:
         bounds = [sizes.pop(name) for name in ("device", "host") if name in sizes]
         sizes |= {"host": min(bounds)} if bounds else {}
     return Budget(**sizes)
+
+
+def hold_memory(config: Config, device: torch.device) -> bool:
+    """Keep the process near its plan (``memory.return_freed``); returns whether that was wanted and could be done.
+
+    Wanted is by default what costs nothing, with a GPU, or was asked for, with a budget.
+    """
+    wanted = config.memory.return_freed
+    if wanted is None:
+        wanted = device.type not in POOLS or bool(config.memory.device or config.memory.host)
+    return wanted and return_freed()
 
 
 def _area(size: tuple[int, int]) -> tuple[int, tuple[int, int]]:
