@@ -142,6 +142,11 @@ class FeaturesConfig:
     )
     cache: str | None = option(None, "folder of encoded text and pixels, and features; default: <output>/cache")
     keep: bool = option(False, "keep the cache after the run")
+    dtype: Literal["auto", "int8"] = option(
+        "auto",
+        "of the stored ones; auto: as the blocks returned them; int8: half of bfloat16's disk space, but each value moves "
+        "by up to a 254th of its token's largest one, and the front is no longer exact",
+    )
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from blockskip.method.layout import State
 from blockskip.method.skipping import Features, SkipRule, inner_features, run_block, span_features
 from blockskip.method.split import Split
 from blockskip.precision import compute
-from blockskip.progress import progress
+from blockskip.progress import progress, say
 from blockskip.store.groups import GroupStore
+from blockskip.store.int8 import quantize_tokens, relative_error
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class FeaturesArgument:
     guidance: float
     family: str
     dtype: str
+    stored: str = "auto"
 
 
 def features_key(argument: FeaturesArgument) -> str:
@@ -89,6 +91,7 @@ def precompute(
     device: torch.device,
     guidance: float,
     adapters: Adapters | None = None,
+    int8: bool = False,
 ) -> None:
     """Store the features of every group that the store lacks.
 
@@ -96,6 +99,7 @@ def precompute(
         keys: of all groups.
         read: gives the group at a position in ``keys``.
         window_bytes: memory for the states, front features and inputs of spans of the groups that advance together.
+        int8: store a byte a value; the first group's relative error is told.
     """
     missing = [index for index in dict(zip(keys, range(len(keys)), strict=True)).values() if not store.has(keys[index])]
     if not missing or not rule.stores(split):
@@ -106,7 +110,7 @@ def precompute(
     done = 0
     steps = len(missing) * (num_blocks if stop is None else stop)
     with progress(steps, "precompute") as bar, store.write_behind() as write:
-        run = Window(transformer, source, split, rule, stop, dtype, device, guidance)
+        run = Window(transformer, source, split, rule, stop, dtype, device, guidance, int8)
         size = max(1, window_bytes // run.group_bytes(read(missing[0])))
         while done < len(missing):
             window = [read(index) for index in missing[done : done + size]]
@@ -129,6 +133,8 @@ class Window:
     dtype: torch.dtype
     device: torch.device
     guidance: float
+    int8: bool = False
+    _told: bool = False
 
     def group_bytes(self, group: Input) -> int:
         """Memory that a group takes at most while it waits: its input, state, front features and a span's input."""
@@ -187,9 +193,19 @@ class Window:
 
     def _write(self, write: Write, group: Input, held: _Waiting, head: torch.Tensor | None) -> None:
         features = span_features(self.source.family.layout, self.rule, held.front, held.tail_input, head) | held.inner
-        write(group.key, {name: value.contiguous() for name, value in features.items()})
+        write(group.key, {name: value.contiguous() for name, value in self._packed(features).items()})
         held.front = held.tail_input = held.inputs = None
         held.inner = {}
+
+    def _packed(self, features: Features) -> Features:
+        if not self.int8:
+            return features
+        packed = quantize_tokens(features)
+        if not self._told:
+            self._told = True
+            errors = [f"{name} {error:.2g}" for name, error in relative_error(features, packed).items()]
+            say(f"Features are stored as int8; relative error in the first group: {', '.join(errors)}.")
+        return packed
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -33,6 +33,7 @@ from blockskip.planner.plan import PhasePlan
 from blockskip.planner.setting import Setting, disk_limit, window_bytes
 from blockskip.planner.updates import fake_optimizer, make_state, update
 from blockskip.store.behind import THREADS, WAITING
+from blockskip.store.int8 import quantize_tokens
 from blockskip.training.optimizer import parameter_state
 from blockskip.training.step import MicroBatch, training_loss
 
@@ -96,6 +97,9 @@ def precompute(setting: Setting, text: Text, adapters: FrozenAdapters | None = N
             features = span_features(layout, setting.rule, front, tail, head)
             if sides:
                 features |= inner_features(setting.rule, sides[start - 1], sides[end - 1])
+            if setting.config.features.dtype == "int8":
+                with live.role(HOST):
+                    features = quantize_tokens(features)
         window_of = Window(blocks, source, split, setting.rule, stop, setting.dtype, CPU, setting.guidance)
         with like_device(setting.device), Different():
             group = window_of.group_bytes(Input("", *new_group(setting, text)))

@@ -12,6 +12,7 @@ import torch
 from blockskip.families import Family, Text
 from blockskip.method.flow import flow_matching_loss
 from blockskip.method.skipping import Features, SkippedModel
+from blockskip.store.int8 import dequantize_tokens
 
 
 @dataclass
@@ -22,7 +23,7 @@ class MicroBatch:
         latents, noise: (B, C, h, w) float32.
         sigma, weight: (B,) float32.
         text: conditioning tensors, each (B, ...).
-        features: what stands in for the skipped spans; empty when nothing is skipped.
+        features: what stands in for the skipped spans, int8 or not; empty when nothing is skipped.
     """
 
     latents: torch.Tensor
@@ -70,6 +71,6 @@ def training_loss(
     """
     batch = batch.needed(family)
     inputs = family.noisy_inputs(config, batch.latents, batch.noise, batch.sigma, batch.text, guidance, dtype)
-    output = model(batch.features, **inputs)[0]
+    output = model(dequantize_tokens(batch.features), **inputs)[0]
     target = family.target(batch.latents, batch.noise)
     return flow_matching_loss(family.velocity(output, batch.latents), target, batch.weight)
