@@ -1,5 +1,6 @@
 """The command line: what can be given, and bad input, which is told in one sentence before anything is loaded."""
 
+import importlib
 import json
 import re
 import shutil
@@ -177,6 +178,23 @@ def test_bad_input_is_one_sentence(
     (sentence,) = complaints(words(good), capsys, output)
     for fragment in fragments:
         assert fragment in sentence
+
+
+def test_a_dtype_that_the_device_lacks_is_one_sentence(
+    good: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def like_an_older_mac(*_: Any, **__: Any) -> None:
+        raise TypeError("BFloat16 is not supported on MPS")
+
+    for module in ("prepare", "api"):
+        found = importlib.import_module(f"blockskip.run.{module}")
+        monkeypatch.setattr(found, "resolve_device", lambda *_: torch.device("mps"))
+    monkeypatch.setattr(torch, "ones", like_an_older_mac)
+    (sentence,) = complaints(words(good), capsys, tmp_path / "out")
+    assert sentence == 'model.dtype = "bfloat16" is not supported by mps on this machine; use "float32".'
+    command = ["generate", "--prompt", "x", "--model", good["--model"], "--output", str(tmp_path / "drawn")]
+    (sentence,) = complaints(command, capsys, tmp_path / "drawn")
+    assert sentence == 'dtype = "bfloat16" is not supported by mps on this machine; use "float32".'
 
 
 def test_several_problems_are_told_at_once(

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from blockskip import __version__
 from blockskip.errors import OutOfMemory, RunError, UserError
+from blockskip.presets.cards import read_preset
 from blockskip.settings import SHORT, from_flat, leaves, read_toml
 
 #: Settings of which ``plan --table`` takes several values.
@@ -89,8 +90,9 @@ def _add_train(verbs: Any) -> None:
     parser = verbs.add_parser(
         "train", help="personalise a model with your pictures", allow_abbrev=False,
         description="Personalise a model. An interrupted run continues with the same command. Settings come from "
-        "--config, then from the options here; every key of the file is an option.",
-        usage="blockskip train [--config FILE] [--model M] [--images FOLDER] [--prompt TEXT] [--output FOLDER] ...",
+        "--preset, then from --config, then from the options here; every key of the file is an option.",
+        usage="blockskip train [--preset NAME] [--config FILE] [--model M] [--images FOLDER] [--prompt TEXT]\n"
+        "           [--output FOLDER] ...",
     )  # fmt: skip
     parser.set_defaults(call=_train)
     _add_settings(parser)
@@ -102,7 +104,8 @@ def _add_plan(verbs: Any) -> None:
         description="Tell what `blockskip train` would take with the same settings: memory of the device and of the "
         "host, disk and work of each phase. Needs no weights, GPU, pictures or output folder; --model may also be a "
         "transformer's config.json. The plan is for this machine's accelerator, without one for CUDA, or for --device.",
-        usage="blockskip plan [--config FILE] [--model M] [--memory SIZE] [--compare | --table] [--json] ...",
+        usage="blockskip plan [--preset NAME] [--config FILE] [--model M] [--memory SIZE] [--compare | --table] "
+        "[--json] ...",
     )  # fmt: skip
     parser.set_defaults(call=_plan)
     parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
@@ -128,6 +131,9 @@ def _add_plan(verbs: Any) -> None:
 def _add_settings(parser: argparse.ArgumentParser, several: Sequence[str] = ()) -> None:
     """--config, and every key of a run as an option; of the keys in ``several`` more than one value may be given."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
+    parser.add_argument(
+        "--preset", metavar="NAME", help="settings for a model and a card, flux/8gb or sana/cpu (blockskip families)"
+    )
     common = parser.add_argument_group("in short")
     keys = leaves()
     for short, name in SHORT.items():
@@ -212,8 +218,9 @@ def _train(given: argparse.Namespace) -> int:
 
 
 def _values(given: argparse.Namespace) -> dict[str, Any]:
-    """The file's settings, and over them the options."""
-    values: dict[str, Any] = read_toml(given.config) if given.config else {}
+    """The preset's settings, over them the file's, and over both the options."""
+    values: dict[str, Any] = read_preset(given.preset) if given.preset else {}
+    values |= read_toml(given.config) if given.config else {}
     hints = leaves()
     for name, value in vars(given).items():
         if name in hints:

@@ -65,7 +65,7 @@ class SkipConfig:
     front: int | None = option(None, "blocks skipped at the front (with skip.tail, instead of the ratio)", low=0)
     tail: int | None = option(None, "blocks skipped at the tail", low=0)
     selection: str | None = option(
-        None, "result of `blockskip select`, which chooses front and tail for the ratio; default: the model's preset"
+        None, "result of `blockskip select`, which chooses front and tail for the ratio; default: a measured split"
     )
     front_mode: Literal["features", "keep"] = option(
         "features", "the front: replaced by its stored features, or kept in memory, frozen, and run"
@@ -144,8 +144,8 @@ class FeaturesConfig:
     keep: bool = option(False, "keep the cache after the run")
     dtype: Literal["auto", "int8"] = option(
         "auto",
-        "of the stored ones; auto: as the blocks returned them; int8: half of bfloat16's disk space, but each value moves "
-        "by up to a 254th of its token's largest one, and the front is no longer exact",
+        "of the stored ones; auto: as the blocks returned them; int8: half of bfloat16's disk space, but each value "
+        "moves by up to a 254th of its token's largest one, and the front is no longer exact",
     )
 
 

@@ -45,6 +45,21 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
+def check_dtype(dtype: torch.dtype, device: torch.device, key: str = "model.dtype") -> None:
+    """See that a device computes in a dtype: older Macs lack bfloat16; CUDA devices and CPUs have all of ``DTYPES``.
+
+    Raises:
+        UserError: it does not.
+    """
+    if device.type != "mps":
+        return
+    try:
+        torch.ones(1, dtype=dtype, device=device).add(1)
+    except (RuntimeError, TypeError):
+        name = str(dtype).removeprefix("torch.")
+        raise UserError(f'{key} = "{name}" is not supported by {device} on this machine; use "float32".') from None
+
+
 @contextmanager
 def denormals_flushed() -> Iterator[None]:
     """Numbers below 1e-38 are zero inside, where the processor can do that; each costs it a hundred others otherwise.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from blockskip.errors import UserError
 from blockskip.loading.source import ModelSource, open_model
@@ -109,3 +109,31 @@ def test_a_single_file_is_told(tmp_path: Path) -> None:
     for path in (str(file), "flux1-dev.safetensors"):
         with pytest.raises(UserError, match="single file"):
             open_model(path)
+
+
+def test_a_part_is_told_with_its_pipeline(flux_folder: Path) -> None:
+    for part in ("transformer", "vae", "scheduler"):
+        with pytest.raises(UserError) as caught:
+            open_model(str(flux_folder / part))
+        (sentence,) = caught.value.problems
+        assert sentence == (
+            f'model.path = "{flux_folder / part}" is one part of a pipeline; '
+            f'give the folder of the whole, "{flux_folder}".'
+        )
+
+
+@pytest.mark.parametrize("place", ["", "pytorch_lora_weights.safetensors", "run"])
+def test_a_lora_is_told_from_a_model(tmp_path: Path, place: str) -> None:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    tensors = {"transformer.blocks.0.attn.to_q.lora_A.weight": torch.zeros(2, 4)}
+    save_file(tensors, folder / "pytorch_lora_weights.safetensors")
+    given = tmp_path if place == "run" else folder / place
+    with pytest.raises(UserError) as caught:
+        open_model(str(given))
+    (sentence,) = caught.value.problems
+    assert f'"{given}" ' in sentence and "a LoRA; give its base as the model" in sentence
+    save_file({"blocks.0.attn.to_q.weight": torch.zeros(2, 4)}, folder / "pytorch_lora_weights.safetensors")
+    with pytest.raises(UserError) as caught:
+        open_model(str(given))
+    assert "LoRA" not in caught.value.problems[0]

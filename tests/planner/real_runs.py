@@ -16,6 +16,7 @@ from blockskip.adapters.lora import add_lora
 from blockskip.config import (
     Config,
     DataConfig,
+    FeaturesConfig,
     LoraConfig,
     ModelConfig,
     PreviewConfig,
@@ -59,6 +60,7 @@ def setting_of(
         {name: train.pop(name) for name in ("front_mode", "tail_mode") if name in train},
         train.pop("preview", {}),
     )
+    features = train.pop("features", {})
     inner = {name: train.pop(name) for name in ("middle", "middle_start") if name in train}
     ends = inner or {"front": skip[0], "tail": skip[1]}
     config = Config(
@@ -67,6 +69,7 @@ def setting_of(
         skip=SkipConfig(**ends, **modes),
         lora=LoraConfig(rank=rank, freeze_a=train.pop("freeze_a", False)),
         train=TrainConfig(steps=3, batch_size=batch, gradient_accumulation_steps=accumulation, **train),
+        features=FeaturesConfig(**features),
         preview=PreviewConfig(**({"prompts": (PROMPT,), "height": SIDE, "width": SIDE} | preview)),
     )
     return make_setting(source, config, CPU)

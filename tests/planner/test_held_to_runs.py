@@ -19,6 +19,7 @@ from tests.planner import real_runs as real
 
 TOLERANCE = 0.02
 BF16 = {"dtype": "bfloat16"}
+INT8 = {"dtype": "int8"}
 #: Each value of every setting, and every family with and without checkpointing, at least once.
 TRAINING: list[tuple[str, dict[str, Any]]] = [
     ("flux", {"skip": (0, 0), "accumulation": 2}),
@@ -35,6 +36,7 @@ TRAINING: list[tuple[str, dict[str, Any]]] = [
     ("sana", {"skip": (1, 2), "front_mode": "keep", "tail_mode": "keep", "model": {"quantization": "nf4"}}),
     ("sana", {"skip": (1, 2), "tail_mode": "stream", "model": BF16, "gradient_checkpointing": True}),
     ("sd3", {"model": BF16, "batch": 2, "accumulation": 2}),
+    ("flux", {"model": BF16, "skip": (2, 2), "features": INT8}),
     ("sd3", {"skip": (1, 2), "stream_middle": True, "gradient_checkpointing": True}),
     ("qwen_image", {"model": BF16 | {"quantization": "nf4"}}),
     ("qwen_image", {"skip": (2, 1), "gradient_checkpointing": True, "stream_middle": True, "tail_mode": "stream"}),
@@ -55,6 +57,7 @@ def stored(setting: Setting, text: dict[str, torch.Tensor], folder: Path) -> dic
     precompute(
         setting.source, setting.stored, setting.rule, [key], lambda _: Input(key, *real.drawn(setting, text)), store,
         window_bytes=2**20, dtype=setting.dtype, device=real.CPU, guidance=setting.guidance,
+        int8=setting.config.features.dtype == "int8",
     )  # fmt: skip
     return store.read(key)
 
@@ -73,8 +76,13 @@ def test_training(family: str, settings: dict[str, Any], request: pytest.Fixture
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"batch": 2, "model": BF16, "skip": (2, 0)}, {"middle": 2, "middle_start": 1}],
-    ids=["float32", "bfloat16", "inside"],
+    [
+        {},
+        {"batch": 2, "model": BF16, "skip": (2, 0)},
+        {"middle": 2, "middle_start": 1},
+        {"model": BF16, "skip": (2, 1), "features": INT8},
+    ],
+    ids=["float32", "bfloat16", "inside", "int8"],
 )
 def test_encoding_and_precompute(source: ModelSource, settings: dict[str, Any], tmp_path: Path) -> None:
     setting = real.setting_of(source, **settings)
@@ -91,6 +99,24 @@ def test_encoding_and_precompute(source: ModelSource, settings: dict[str, Any], 
     assert plan.flops == pytest.approx(setting.groups * live.flops, rel=1e-3)
     kept = stored(setting, found, tmp_path)
     assert plan.disk_bytes == setting.groups * sum(value.nbytes for value in kept.values())
+
+
+def test_int8_features_take_about_half_of_the_disk_and_of_what_is_read_ahead(flux: ModelSource) -> None:
+    """Of a run in bfloat16: a byte a value and four a token of 16 values."""
+    found = {}
+    for dtype in ("auto", "int8"):
+        setting = real.setting_of(flux, skip=(2, 2), model=BF16, features={"dtype": dtype})
+        text = encoding.encode_text(setting)[1]
+        plan, features = phases.precompute(setting, text)
+        found[dtype] = plan, phases.train(setting, text, features).plan, features
+    (exact, exact_train, features), (small, small_train, _) = found["auto"], found["int8"]
+    values = sum(value.numel() for value in features.values())
+    tokens = sum(value.shape[0] * value.shape[1] for value in features.values())
+    assert exact.disk_bytes == setting.groups * 2 * values
+    assert small.disk_bytes == setting.groups * (values + 4 * tokens)
+    saved = 3 * (2 * values - values - 4 * tokens)
+    assert exact_train.host["read ahead"] - small_train.host["read ahead"] == saved
+    assert exact_train.read_bytes - small_train.read_bytes == saved  # of three steps
 
 
 def test_streamed_text_encoders_hold_several_prompts(source: ModelSource) -> None:

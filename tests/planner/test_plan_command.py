@@ -10,8 +10,10 @@ import pytest
 
 import blockskip
 from blockskip.cli import main
+from blockskip.method.split import Split
 from blockskip.planner import PHASES, timing
 from blockskip.planner.counting import DEVICE_ROLES
+from blockskip.presets import unmeasured
 from blockskip.settings import leaves
 from tests.tiny_families import TINY
 
@@ -149,6 +151,22 @@ def test_a_comparison_is_a_table_json_and_a_chart(
     for plan in plans.values():
         consistent(plan)
     assert not next(iter(plans.values()))["phases"]["precompute"]["used"]
+
+
+def test_a_split_that_nobody_measured_is_told(flux_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the words of a run, in the text, in JSON and of a comparison; a split that was given needs no warning."""
+    model = ["--model", str(flux_folder), *SMALL]
+    sentence = unmeasured(Split(3, 1))
+    assert "`blockskip select`" in sentence
+    document = planned([*model, "--skip", "0.5"], capsys)
+    assert document["split"] == [3, 1] and document["remarks"].count(sentence) == 1
+    assert main(["plan", *model, "--skip", "0.5"]) == 0
+    assert sentence in " ".join(capsys.readouterr().out.split())
+    assert main(["plan", *model, "--skip", "0.5", "--compare"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert sentence in out and unmeasured(Split(1, 1)) in out
+    for given in (["--skip", "0"], ["--skip.front", "3", "--skip.tail", "1"]):
+        assert not any("Nobody has measured" in remark for remark in planned([*model, *given], capsys)["remarks"])
 
 
 def test_seconds_follow_the_counted_work(flux_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

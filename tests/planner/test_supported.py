@@ -10,6 +10,7 @@ from blockskip.errors import UserError
 from blockskip.families import FAMILIES, REFUSED, family_of
 from blockskip.planner import named_models
 from blockskip.planner.supported import supported
+from blockskip.presets.cards import preset_names
 
 
 def test_every_family_and_every_built_in_model_is_there() -> None:
@@ -22,6 +23,8 @@ def test_every_family_and_every_built_in_model_is_there() -> None:
     assert (flux.parameters, flux.blocks, flux.text_length, flux.loader) == (11_901_408_320, (19, 38), 512, "pipeline")
     loaders = {row.family: row.loader for row in rows}
     assert {name for name, loader in loaders.items() if loader == "PEFT"} == {"pixart_sigma", "pixart_alpha"}
+    assert sorted(name for row in rows for name in row.presets) == sorted(preset_names())
+    assert flux.presets == tuple(f"flux/{card}" for card in ("6gb", "8gb", "12gb", "16gb", "24gb", "cpu"))
 
 
 def test_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,6 +33,7 @@ def test_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = (line for line in text.splitlines() if line.startswith("black-forest-labs/FLUX.1-dev "))
     assert line.split() == [
         "black-forest-labs/FLUX.1-dev", "FluxPipeline", "11.90", "B", "19", "+", "38", "512", "pipeline",
+        "flux",
     ]  # fmt: skip
     assert "Not supported: HunyuanDiTPipeline, HunyuanDiT2DModel: its last blocks read" in text
 

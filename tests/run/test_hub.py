@@ -5,15 +5,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, ModelInfo
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
+    LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.hf_api import RepoFile
 
 from blockskip.cli import main
 from tests.run.loads import Loads
@@ -31,11 +34,16 @@ def response(status: int) -> Any:
 FAILURES: dict[str, tuple[Callable[[], Exception], list[str]]] = {
     "gated": (lambda: GatedRepoError(f"403 for {URL}", response=response(403)), ["licence", "hf auth login"]),
     "missing": (lambda: RepositoryNotFoundError(f"404 {URL}", response=response(404)), ["no model on the hub"]),
-    "no revision": (lambda: RevisionNotFoundError(f"404 {URL}", response=response(404)), ['no revision "v2"']),
-    "offline": (lambda: OfflineModeIsEnabled(f"cannot reach {URL}"), ["HF_HUB_OFFLINE is set"]),
+    "no revision": (
+        lambda: RevisionNotFoundError(f"404 {URL}", response=response(404)), ['no revision "v2"; take a branch']
+    ),
+    "offline": (lambda: OfflineModeIsEnabled(f"cannot reach {URL}"), ["HF_HUB_OFFLINE is set: unset it, or give"]),
+    "no network": (lambda: httpx.ConnectError(f"no route: {URL}"), ["(ConnectError); look at the network and"]),
+    "hub is down": (lambda: HfHubHTTPError(f"503 {URL}", response=response(503)), ["cannot be fetched", "try again"]),
     "closed client": (lambda: RuntimeError(f"client of {URL} is closed"), ["cannot be fetched", "(RuntimeError)"]),
-    "timeout": (lambda: httpx.ConnectTimeout(f"timed out: {URL}"), ["cannot be fetched from the hub"]),
-}
+    "timeout": (lambda: httpx.ConnectTimeout(f"timed out: {URL}"), ["cannot be fetched from the hub (ConnectTimeout)"]),
+    "proxy": (lambda: httpx.ProxyError(f"407: {URL}"), ["cannot be fetched from the hub (ProxyError)"]),
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -79,3 +87,31 @@ def test_the_reason_is_told(name: str, told: Callable[[str], str]) -> None:
 
 def test_reasons_are_told_apart(told: Callable[[str], str]) -> None:
     assert len({told(name) for name in FAILURES}) == len(FAILURES)
+
+
+@pytest.mark.parametrize(
+    ("make", "fragment"),
+    [
+        (lambda: GatedRepoError(f"403 for {URL}", response=response(403)), "accept it on the model's page"),
+        (lambda: LocalEntryNotFoundError(f"cannot reach {URL}"), "cannot be fetched from the hub (LocalEntryNot"),
+    ],
+)
+def test_a_model_whose_page_is_open_and_whose_files_are_not(
+    make: Callable[[], Exception], fragment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A gated model is listed to everybody; the first file is refused."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise make()
+
+    file = RepoFile(path="model_index.json", size=1, oid="0" * 40)
+    monkeypatch.setattr(HfApi, "repo_info", lambda *_, **__: ModelInfo(id="owner/listed", sha="1" * 40))
+    monkeypatch.setattr(HfApi, "list_repo_tree", lambda *_, **__: [file])
+    monkeypatch.setattr("huggingface_hub._snapshot_download.hf_hub_download", refuse)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    assert main(["generate", "--model", "owner/listed", "--prompt", "x", "--output", str(tmp_path / "drawn")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith('blockskip: model.path = "owner/listed"')
+    assert fragment in line and TOKEN not in line

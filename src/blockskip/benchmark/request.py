@@ -23,10 +23,10 @@ FIXED_SECTIONS = ("skip.", "preview.", "memory.", "data.class")
 #: The training of every setting on a built-in model, where the user sets nothing else. Steps and learning rate were
 #: chosen on development subjects (docs/benchmark.md): longer or faster, the held-out loss rises again.
 BUILTIN_TRAINING: dict[str, Any] = {
-    "train.steps": 400,
+    "train.steps": 200,
     "train.batch_size": 4,
     "train.gradient_accumulation_steps": 1,
-    "train.learning_rate": 5e-4,
+    "train.learning_rate": 1e-3,
 }
 #: What ``--quick`` takes instead.
 QUICK_STEPS = 60

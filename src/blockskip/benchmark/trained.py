@@ -13,6 +13,7 @@ from blockskip.benchmark.model import Model
 from blockskip.benchmark.settings import Setting
 from blockskip.benchmark.subjects import Subject
 from blockskip.loading.weights import Weights
+from blockskip.measure import Peaks
 from blockskip.run import prepare, run
 from blockskip.run.adapter import save_adapter
 from blockskip.run.job import RunResult
@@ -26,10 +27,7 @@ PLACES = ("output", "data.images", "features.cache", "model.path")
 
 
 def configured(model: Model, setting: Setting, subject: Subject, seed: int) -> dict[str, Any]:
-    """The settings of a run by dotted key, but for its folder.
-
-    Freed memory is returned at once: the peaks are then the settings' own rather than what the C library keeps.
-    """
+    """The settings of a run by dotted key, but for its folder."""
     request = model.request
     training = from_flat(dict(request.training_of())).train
     values = {
@@ -39,7 +37,7 @@ def configured(model: Model, setting: Setting, subject: Subject, seed: int) -> d
         "train.device": request.device, "train.seed": seed,
         "data.images": subject.train, "data.prompt": subject.caption,
         "data.text_length": model.text_length, "train.checkpoint_every": max(1, training.steps // (request.points + 1)),
-        "train.checkpoints_total_limit": 0, "memory.return_freed": True,
+        "train.checkpoints_total_limit": 0,
     }  # fmt: skip
     if setting.rate != 1:
         values["train.learning_rate"] = training.learning_rate * setting.rate
@@ -94,7 +92,7 @@ def _facts(result: RunResult) -> dict[str, Any]:
     config = {name: value for name, value in to_flat(prepared.config).items() if name not in PLACES}
     config["model.base_adapters"] = [Path(path).name for path in prepared.config.model.base_adapters]
     phases = {record.name: dataclasses.asdict(record) for record in result.records}
-    training = phases.get("train", {})
+    training, planned = phases.get("train", {}), result.planned.get("train", Peaks(0, 0))
     return {
         "config": {name: list(value) if isinstance(value, tuple) else value for name, value in config.items()},
         "split": [prepared.split.front, prepared.split.tail],
@@ -106,6 +104,8 @@ def _facts(result: RunResult) -> dict[str, Any]:
         "memory": {
             "train_host": training.get("host_peak", 0),
             "train_device": training.get("device_allocated_peak", 0),
+            "train_host_planned": planned.host,
+            "train_device_planned": planned.device,
             "host": max((record.host_peak for record in result.records), default=0),
             "device": max((record.device_allocated_peak for record in result.records), default=0),
         },

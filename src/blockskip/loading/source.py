@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
@@ -20,6 +21,8 @@ from blockskip.families import Family, family_of
 
 #: Second copies of weights in 16 bits, which are not read.
 VARIANTS = ["*.fp16.*", "*.bf16.*"]
+#: What to do with a LoRA that was given as a model.
+AS_LORA = "give its base as the model, and it as model.base_adapters, or as --lora to `blockskip generate`"
 SETTINGS = ("*.json", "*.txt", "*.model", "*.jinja")
 
 
@@ -124,7 +127,9 @@ def open_model(path: str, revision: str | None = None) -> ModelSource:
     elif Path(path).expanduser().is_dir():
         folder = Path(path).expanduser()
     elif Path(path).suffix in (".safetensors", ".gguf", ".ckpt", ".pt", ".bin") or Path(path).is_file():
-        raise UserError(f'model.path = "{path}" is a single file; give a diffusers folder or a hub id instead.')
+        lora = _is_lora(Path(path).expanduser())
+        what = f"a LoRA; {AS_LORA}" if lora else "a single file; give a diffusers folder or a hub id instead"
+        raise UserError(f'model.path = "{path}" is {what}.')
     elif path.count("/") == 1 and not path.startswith((".", "~", "/")):
         hub = (path, revision)
         patterns = ("model_index.json", *(f"*/{pattern}" for pattern in SETTINGS))
@@ -135,7 +140,7 @@ def open_model(path: str, revision: str | None = None) -> ModelSource:
         )
     index = folder / "model_index.json"
     if not index.is_file():
-        raise UserError(f'model.path = "{path}" is not a diffusers pipeline: "model_index.json" is missing in it.')
+        raise UserError(f'model.path = "{path}" {_no_pipeline(folder)}.')
     try:
         pipeline = json.loads(index.read_text(encoding="utf-8"))
         class_name = pipeline["_class_name"]
@@ -160,6 +165,24 @@ def open_model(path: str, revision: str | None = None) -> ModelSource:
     return source
 
 
+def _no_pipeline(folder: Path) -> str:
+    """What a folder without ``model_index.json`` is, and what to give instead: the end of a sentence."""
+    if (folder.parent / "model_index.json").is_file():
+        return f'is one part of a pipeline; give the folder of the whole, "{folder.parent}"'
+    if any(_is_lora(file) for file in (*folder.glob("*.safetensors"), *folder.glob("adapter/*.safetensors"))):
+        return f"holds a LoRA; {AS_LORA}"
+    return 'is not a diffusers pipeline: "model_index.json" is missing in it; give the folder or hub id of a whole one'
+
+
+def _is_lora(file: Path) -> bool:
+    """Whether a weights file holds a LoRA, by the names of its tensors; False where it cannot be read."""
+    try:
+        with safe_open(file, framework="pt") as stored:
+            return any("lora_" in name for name in stored.keys())  # noqa: SIM118
+    except (SafetensorError, OSError):
+        return False
+
+
 @functools.cache
 def _fetch(repository: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
     """The snapshot's folder once the files that match are in it; asked of the hub once a process."""
@@ -176,12 +199,18 @@ def _fetch(repository: str, revision: str | None, patterns: tuple[str, ...]) -> 
             f"{start} asks for a licence: accept it on the model's page of the hub, then log in with `hf auth login`."
         ) from None
     except RevisionNotFoundError:
-        raise UserError(f'{start} has no revision "{revision}".') from None
+        raise UserError(
+            f'{start} has no revision "{revision}"; take a branch, tag or commit of its page, or leave it out.'
+        ) from None
     except RepositoryNotFoundError:
         raise UserError(
             f"{start} is no folder here and no model on the hub (or a private one: `hf auth login`)."
         ) from None
     except Exception as error:  # timeouts and proxies raise classes of the client's own libraries
-        offline = " HF_HUB_OFFLINE is set." if os.environ.get("HF_HUB_OFFLINE") else ""
-        reason = type(error).__name__
-        raise UserError(f"{start} is no folder here and cannot be fetched from the hub ({reason}).{offline}") from None
+        reason, advice = (
+            type(error.__cause__ or error).__name__,
+            "look at the network and try again, or give a folder with the model",
+        )
+        if os.environ.get("HF_HUB_OFFLINE"):
+            advice = "HF_HUB_OFFLINE is set: unset it, or give a folder with the model"
+        raise UserError(f"{start} is no folder here and cannot be fetched from the hub ({reason}); {advice}.") from None

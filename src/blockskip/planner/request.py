@@ -20,6 +20,7 @@ from blockskip.planner.named import open_for_plan
 from blockskip.planner.plan import Plan
 from blockskip.planner.setting import CAPTIONS, Setting, make_setting
 from blockskip.precision import resolve_device
+from blockskip.presets import unmeasured
 from blockskip.settings import size_in_bytes
 from blockskip.training.optimizer import check_optimizer
 
@@ -113,6 +114,8 @@ def make_request(config: Config) -> Request:
         remarks = (*remarks, "Planned for CUDA; --device cpu or mps plans for those.")
     if device.type in ("cpu", "mps"):
         remarks = (*remarks, "Device and host are one memory here: host memory includes what is on the device.")
+    if setting.split_source is None:
+        remarks = (*remarks, unmeasured(setting.split))
     return Request(config, setting, remarks)
 
 

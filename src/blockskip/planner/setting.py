@@ -43,6 +43,7 @@ class Setting:
         groups: distinct groups of samples that are encoded, and precomputed.
         captions: distinct prompts that are encoded for training.
         reference: count as the paper's recipe ran: PEFT's cast of layer inputs to float32 on, text tokens in the step.
+        split_source: who chose the split; None: it was scaled from the paper's splits of FLUX.1.
     """
 
     source: ModelSource
@@ -57,6 +58,7 @@ class Setting:
     groups: int
     captions: int = CAPTIONS
     reference: bool = False
+    split_source: str | None = None
 
     @property
     def family(self) -> Family:
@@ -128,7 +130,7 @@ def make_setting(
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
     config = resolved(config, source, full, resolution, device)
     layout, model = source.family.layout, empty_transformer(source)
-    split, _ = split_of(config, source.family, model)
+    split, split_source = split_of(config, source.family, model)
     config = fixed_split(config, split)
     middle = split.middle(layout.count(model))
     wanted = config.lora.targets or source.family.lora_targets
@@ -138,7 +140,7 @@ def make_setting(
     distinct = groups or min(micro, config.features.pool or micro)
     return Setting(
         source, config, split, layout.count(model), load_rule(config.skip.rule)[0], tuple(targets), device,
-        DTYPES[config.model.dtype], size or (resolution, resolution), distinct, captions, reference,
+        DTYPES[config.model.dtype], size or (resolution, resolution), distinct, captions, reference, split_source,
     )  # fmt: skip
 
 

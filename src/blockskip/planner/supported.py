@@ -14,12 +14,14 @@ import torch
 from blockskip.families import FAMILIES, REFUSED
 from blockskip.planner.named import named_models, open_for_plan
 from blockskip.planner.text import aligned, wrapped
+from blockskip.presets.cards import presets_by_model
 
-HEADINGS = ("model", "pipeline in diffusers", "parameters", "blocks", "text", "LoRA is loaded by")
+HEADINGS = ("model", "pipeline in diffusers", "parameters", "blocks", "text", "LoRA is loaded by", "preset")
 NOTE = (
     "parameters: of the transformer; blocks: of each list, in the order in which they run; text: most tokens, unless "
     "`data.text_length` says otherwise. Every one of these is trained with or without skipped blocks, on quantised or "
-    "streamed weights, planned (`blockskip plan`), probed for blocks to skip (`blockskip select`), and drawn with."
+    "streamed weights, planned (`blockskip plan`), probed for blocks to skip (`blockskip select`), and drawn with. "
+    "preset: settings for a card of 6, 8, 12, 16 or 24 GB, or for a CPU: `--preset flux/8gb`, `--preset sana/cpu`."
 )
 
 
@@ -33,6 +35,7 @@ class Supported:
         blocks: of each list of blocks.
         text_length: text tokens by default.
         loader: what loads a LoRA into the pipeline, ``pipeline`` or ``PEFT``.
+        presets: names for ``--preset``.
     """
 
     family: str
@@ -42,6 +45,7 @@ class Supported:
     blocks: tuple[int, ...]
     text_length: int
     loader: str
+    presets: tuple[str, ...] = ()
 
 
 @functools.cache
@@ -58,9 +62,8 @@ def supported() -> tuple[Supported, ...]:
             with torch.device("meta"):
                 model = getattr(diffusers, family.transformer_class).from_config(source.config("transformer"))
             count = sum(value.numel() for value in model.parameters())
-            rows.append(
-                Supported(family.name, family.pipeline_class, name, count, family.layout.counts(model), *shared)
-            )
+            blocks, presets = family.layout.counts(model), presets_by_model().get(name, ())
+            rows.append(Supported(family.name, family.pipeline_class, name, count, blocks, *shared, presets))
         if not own:
             rows.append(Supported(family.name, family.pipeline_class, None, None, (), *shared))
     return tuple(rows)
@@ -90,3 +93,4 @@ def _cells(row: Supported) -> Iterator[str]:
     yield " + ".join(map(str, row.blocks)) or "-"
     yield str(row.text_length)
     yield row.loader
+    yield row.presets[0].partition("/")[0] if row.presets else "-"

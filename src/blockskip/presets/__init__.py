@@ -57,3 +57,11 @@ def split_for(family: str, blocks: Sequence[int], ratio: float) -> tuple[Split, 
         ) and preset.split.front + preset.split.tail == count:
             return preset.split, preset.source
     return split_for_ratio(ratio, sum(blocks)), None if count else "nothing is skipped"
+
+
+def unmeasured(split: Split) -> str:
+    """The sentence for a split that was scaled from the paper's shares: what it is, and how to find a better one."""
+    return (
+        f"Nobody has measured which blocks of this model matter: the first {split.front} and the last {split.tail} "
+        "are skipped, the paper's shares for FLUX.1. `blockskip select` measures it."
+    )

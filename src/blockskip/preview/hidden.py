@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,10 @@ from torch import nn
 from blockskip.families import Family, Text
 from blockskip.method.masking import hidden_text
 from blockskip.preview.denoise import Predictor, Streamed
+
+#: Batches that share the reading of a streamed block. While they wait for their turn they hold their states, and a
+#: block at work holds more than ten times its batch's state.
+TOGETHER = 8
 
 
 class HiddenPredictor(Predictor):
@@ -31,28 +35,43 @@ class HiddenPredictor(Predictor):
         hidden: Sequence[Sequence[Collection[int]]],
     ) -> None:
         super().__init__(model, family, config, guidance)
-        self._rows = [rows_by_block(batch) for batch in hidden]
+        self._hidden = hidden
 
     def __call__(self, calls: Sequence[tuple[torch.Tensor, torch.Tensor, Text]]) -> list[torch.Tensor]:
         """The velocity of each (latents, sigma, text); the calls of one batch stand together.
 
-        A streamed model is read once for every batch, since masks of blocks hold for one batch.
+        A streamed model is read once for every ``TOGETHER`` batches.
         """
-        each = len(calls) // len(self._rows)
+        each = len(calls) // len(self._hidden)
         model = self.model if isinstance(self.model, nn.Module) else self.model.model
         found = []
-        for number, rows in enumerate(self._rows):
-            with hidden_text(model, self.family.layout, rows):
-                found += super().__call__(calls[number * each : (number + 1) * each])
+        for start in range(0, len(self._hidden), TOGETHER):
+            rows = RowsInTurn(self._hidden[start : start + TOGETHER], each)
+            with hidden_text(model, self.family.layout, rows) as rows.runs:
+                found += super().__call__(calls[start * each : (start + TOGETHER) * each])
         return found
 
 
-def rows_by_block(hidden: Sequence[Collection[int]]) -> dict[int, torch.Tensor]:
-    """Which rows of a batch are masked, bool (B,), for every block that is masked in any of them.
+class RowsInTurn(Mapping[int, torch.Tensor]):
+    """Which rows are masked, bool (B,), by block, in the batch whose turn it is: every block runs batch after batch.
 
     Args:
-        hidden: numbers of blocks, of each row.
+        hidden: numbers of blocks, of each row of each batch.
+        each: runs of a block for one batch.
     """
-    return {
-        block: torch.tensor([block in row for row in hidden]) for block in sorted({b for row in hidden for b in row})
-    }
+
+    def __init__(self, hidden: Sequence[Sequence[Collection[int]]], each: int) -> None:
+        blocks = sorted({block for batch in hidden for row in batch for block in row})
+        self._rows = {block: [torch.tensor([block in row for row in batch]) for batch in hidden] for block in blocks}
+        self._each = each
+        #: By block, how often it has run (``hidden_text`` counts).
+        self.runs: Mapping[int, int] = {}
+
+    def __getitem__(self, block: int) -> torch.Tensor:
+        return self._rows[block][self.runs[block] // self._each]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)

@@ -22,7 +22,8 @@ from blockskip.memory import is_out_of_memory
 from blockskip.planner.fitting import config_of, given_keys
 from blockskip.planner.plan import Plan
 from blockskip.planner.request import make_request
-from blockskip.precision import resolve_device, resolve_dtype
+from blockskip.precision import check_dtype, resolve_device, resolve_dtype
+from blockskip.presets import unmeasured
 from blockskip.preview.draw import Drawing, draw
 from blockskip.progress import say
 from blockskip.run.job import RunResult, run
@@ -46,11 +47,7 @@ def train(config: Config | None = None, **settings: Any) -> RunResult:
     """
     prepared = prepare(_config(config, settings))
     if prepared.split_source is None:
-        split = prepared.split
-        say(
-            f"Nobody has measured which blocks of this model matter: the first {split.front} and the last {split.tail} "
-            f"are skipped, the paper's shares for FLUX.1. `blockskip select` measures it."
-        )
+        say(unmeasured(prepared.split))
     result = run(prepared)
     try:
         write_run_report(result)
@@ -121,6 +118,7 @@ def generate(
     where = resolve_device(device, "device")
     if dtype not in leaves()["model.dtype"][0].__args__:
         raise UserError(f'dtype = "{dtype}" is not one of auto, float32, bfloat16, float16.')
+    check_dtype(resolve_dtype(dtype, where), where, "dtype")
     drawing = Drawing(
         prompts, tuple(seed + index for index in range(images)), height, width, num_inference_steps, guidance_scale,
         None, stream, batch_size,

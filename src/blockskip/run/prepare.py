@@ -33,7 +33,7 @@ from blockskip.loading.source import ModelSource, open_model
 from blockskip.loading.transformer import empty_transformer
 from blockskip.method.skipping import SkipRule
 from blockskip.method.split import Split
-from blockskip.precision import resolve_device, resolve_dtype
+from blockskip.precision import check_dtype, resolve_device, resolve_dtype
 from blockskip.preview.draw import Drawing
 from blockskip.settings import size_in_bytes, to_flat
 from blockskip.training.optimizer import check_optimizer
@@ -147,6 +147,8 @@ def prepare(config: Config) -> Prepared:
     if not config.data.images:
         problems.append('data.images is not set; give the folder of pictures, for example --images "photos/".')
     device = attempt(resolve_device, config.train.device)
+    if device is not None:
+        attempt(check_dtype, resolve_dtype(config.model.dtype, device), device)
     rule = attempt(load_rule, config.skip.rule)
     window = attempt(size_in_bytes, "features.window", config.features.window)
     disk = attempt(size_in_bytes, "features.disk", config.features.disk) if config.features.disk else None
