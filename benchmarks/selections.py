@@ -60,13 +60,18 @@ def windows(found: dict[str, Any]) -> list[str]:
 
 
 def agreement(found: dict[str, Any]) -> list[str]:
-    """Rank correlation of the two probes."""
-    values = found["agreement"]["velocity"]
-    return [
-        "| " + " | ".join(("", *values)) + " |",
-        "| " + " | ".join("---" for _ in range(len(values) + 1)) + " |",
-        "| Spearman's rho | " + " | ".join(f"{value:.2f}" for value in values.values()) + " |",
-    ]
+    """Rank correlation of velocity with the pictures, and of attention with both."""
+    attention = found["attention"]
+    values = {
+        "velocity, with pictures": found["agreement"]["velocity"],
+        **{f"attention to {attention['to']}, with {name}": rho for name, rho in attention["agreement"].items()},
+    }
+    columns = list(dict.fromkeys(name for row in values.values() for name in row))
+    lines = ["| Spearman's rho | " + " | ".join(columns) + " |", "| " + " | ".join(["---"] * (len(columns) + 1)) + " |"]
+    for label, row in values.items():
+        cells = (f"{row[name]:.2f}" if name in row else "" for name in columns)
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def validation(found: dict[str, Any]) -> list[str]:

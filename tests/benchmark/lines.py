@@ -16,7 +16,8 @@ def line(
     run = {
         "config": {"train.steps": 10, "data.resolution": 64}, "skipped": [0, 6, 7], "num_blocks": 8, "device": "cpu",
         "seconds": {"all": 30.0, "train": 20.0},
-        "memory": {"train_host": 3 * 2**20, "train_device": 0, "host": 5 * 2**20, "device": 0},
+        "memory": {"train_host": 3 * 2**20, "train_device": 0, "host": 5 * 2**20, "device": 0,
+                   "train_host_planned": 2 * 2**20, "train_device_planned": 0},
     }  # fmt: skip
     point = {"step": 5, "heldout": heldout, "fidelity": fidelity}
     return {

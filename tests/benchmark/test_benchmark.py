@@ -123,6 +123,7 @@ def test_every_row_has_its_measures_memory_and_time(whole: tuple[Request, Outcom
             assert row["run"]["config"]["train.steps"] == 4 and row["run"]["config"]["data.full_resolution"] == 64
     plain, skipped = rows["lora", "cat2"], rows["blockskip-50", "cat2"]
     assert plain["run"]["split"] == [0, 0] and sum(skipped["run"]["split"]) == 4
+    assert 0 < skipped["run"]["memory"]["train_host_planned"] < plain["run"]["memory"]["train_host_planned"]
     assert plain["heldout"] != skipped["heldout"] != rows["base", "cat2"]["heldout"]
     assert plain["curve"][0]["heldout"] != plain["curve"][1]["heldout"]
     assert str(asked.folder) not in outcome.results.read_text() and '"model.path"' not in outcome.results.read_text()

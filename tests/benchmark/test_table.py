@@ -113,6 +113,7 @@ def test_every_row_has_memory_and_time_and_the_ends_of_each_scale(lines: Lines) 
     table = Table.of(lines)
     rows = {row[0]: dict(zip(table.columns(), row, strict=True)) for row in table.rows()}
     assert rows["LORA"]["memory, training"] == "3.00 MiB" and rows["LORA"]["memory, all"] == "5.00 MiB"
+    assert rows["LORA"]["planned"] == "2.00 MiB" and rows["base model"]["planned"] == ""
     assert rows["RESIZE"]["time"] == "30 s" and rows["RESIZE"]["left out"] == "0, 6-7 of 8"
     assert rows["base model"]["subject fidelity"] == "0.00" and rows["real pictures"]["subject fidelity"] == "1.00"
     assert rows["base model"]["cosine with real pictures"] == "0.150"  # (0.4 + 0.2) / 2 / 2

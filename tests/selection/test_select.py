@@ -1,6 +1,7 @@
 """A selection on tiny models: planted importance is found, an interrupted one goes on, bad input is told first."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,61 +17,37 @@ import blockskip.selection.pictures as pictures_module
 from blockskip.adapters.files import FILE_NAME
 from blockskip.data.pictures import find_pictures
 from blockskip.errors import UserError
+from blockskip.evaluation.intervals import rank_correlation
+from blockskip.keys import file_sha256
 from blockskip.loading.source import open_model
-from blockskip.loading.transformer import empty_transformer
+from blockskip.loading.transformer import StreamedTransformer, empty_transformer
 from blockskip.method.layout import BlockLayout
-from blockskip.method.selection import best_split
+from blockskip.method.selection import best_split, masked_sets
 from blockskip.method.split import Split
 from blockskip.selection.job import select, table_text, validation_text
 from blockskip.selection.request import Request
+from blockskip.selection.result import Sweep
 from blockskip.selection.subjects import subjects as all_subjects
 from blockskip.selection.validate import validation_subjects
+from blockskip.selection.velocity import SIGMAS, Velocities
+from tests.selection.small import SMALL, Pixels, request
 from tests.tiny import randomise
+from tests.tiny_families import ALIKE, TINY
 
 #: Blocks that alone carry the text, of ten.
 CARRY = (5, 6, 7)
-SMALL: dict[str, Any] = {
-    "prompts": ("{} in the snow", "a cat"), "images_per_prompt": 2, "steps": 2, "height": 32, "width": 32, "count": 2,
-    "training": {"train.steps": 1, "train.gradient_accumulation_steps": 1, "lora.rank": 2, "data.text_length": 12},
-}  # fmt: skip
-
-
-class Pixels:
-    """An encoder that forgets nothing: the picture's own bytes, centred."""
-
-    name = "pixels"
-
-    def embed(self, images: list[Image.Image] | torch.Tensor) -> torch.Tensor:
-        rows = torch.stack([torch.from_numpy(np.array(image.resize((32, 32)))).double().flatten() for image in images])
-        return torch.nn.functional.normalize(rows - 128, dim=1)
-
-
-@pytest.fixture(autouse=True)
-def only_what_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An encoder of our own, and no plans of the trainings, which would take longer than they."""
-    monkeypatch.setattr("blockskip.run.job.plan_run", lambda prepared: None)
-    monkeypatch.setattr("blockskip.selection.job.open_encoder", lambda name, device: Pixels())
-    monkeypatch.setattr("blockskip.selection.validate.open_encoder", lambda name, device: Pixels())
-
-
-@pytest.fixture(scope="module")
-def subjects(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> tuple[str, str]:
-    folder = tmp_path_factory.mktemp("subjects")
-    for name in ("red_dog", "cat"):
-        (folder / name).mkdir()
-        for photo in sorted(path for path in photos.iterdir() if path.suffix != ".txt")[:2]:
-            shutil.copy(photo, folder / name)
-    return str(folder / "red_dog"), str(folder / "cat")
 
 
 def cut_text(block: torch.nn.Module, layout: BlockLayout) -> None:
     """Let a block add nothing that it attends to to its image stream."""
-    attention = getattr(block, layout.cross or "attn")
-    if getattr(attention, "to_out", None) is not None:
-        attention.to_out[0].weight.zero_()
-        attention.to_out[0].bias.zero_()
-    else:  # FLUX's single blocks: one layer for attention and feed-forward
-        block.proj_out.weight[:, : attention.inner_dim].zero_()
+    names = (layout.cross,) if layout.cross else ("attn", "attn1", "attention")
+    attention: Any = next(getattr(block, name) for name in names if hasattr(block, name))
+    out = getattr(attention, "to_out", None)
+    if isinstance(out, torch.nn.ModuleList):
+        for parameter in out[0].parameters():
+            parameter.zero_()
+    else:  # single blocks of FLUX, FLUX.2 and Chroma: one layer for attention and feed-forward
+        (block.proj_out if out is None else out).weight[:, : attention.inner_dim].zero_()
 
 
 def planted(folder: Path, target: Path) -> Path:
@@ -80,7 +57,8 @@ def planted(folder: Path, target: Path) -> Path:
     layout, config = source.family.layout, source.config("transformer")
     missing = 10 - layout.count(empty_transformer(source))
     cls = getattr(diffusers, source.family.transformer_class)
-    model = cls.from_config(dict(config, num_layers=config["num_layers"] + missing))
+    layers = next(name for name in ("num_layers", "n_layers", "num_mmdit_layers") if name in config)
+    model = cls.from_config(dict(config, **{layers: config[layers] + missing}))
     randomise(model, seed=3)
     with torch.no_grad():
         for index, block in enumerate(layout.blocks(model)):
@@ -91,18 +69,21 @@ def planted(folder: Path, target: Path) -> Path:
     return target
 
 
-def request(model: Path | str, folder: Path, subjects: tuple[str, ...], **changes: Any) -> Request:
-    return Request(**{"model": str(model), "images": subjects, "output": folder / "selection.json", **SMALL, **changes})
-
-
 def test_planted_importance_is_found_by_both_probes(
-    request_fixture: Path, tmp_path: Path, subjects: tuple[str, str]
+    request_fixture: Path, tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = planted(request_fixture, tmp_path / "model")
+    for module in ("job", "result", "velocity"):
+        monkeypatch.setattr(f"blockskip.selection.{module}.SIGMAS", (0.3, 0.7))
+    model, subject = planted(request_fixture, tmp_path / "model"), tmp_path / "red_dog"
+    subject.mkdir()
+    shutil.copy(next(path for path in sorted(photos.iterdir()) if path.suffix != ".txt"), subject)
     training = SMALL["training"] | {"train.learning_rate": 1e-9}  # or LoRA would carry text in every block
     found = select(
-        request(model, tmp_path, subjects[:1], ratios=(0.7,), window=1, images_per_prompt=1, training=training)
-    )
+        request(
+            model, tmp_path, (str(subject),), prompts=("{} in the snow",), ratios=(0.7,), window=1, images_per_prompt=1,
+            training=training,
+        )
+    )  # fmt: skip
     assert set(found["blocks"]) != {0} and sum(found["blocks"]) == 10
     velocity = found["other_probes"]["velocity"]
     # a byte of a pixel may be rounded the other way, so the pictures' share of nothing is larger
@@ -118,9 +99,11 @@ def test_planted_importance_is_found_by_both_probes(
     assert (split["skipped"], split["front"], split["tail"]) == (7, 5, 2)
     assert split["chosen_in"] == {"5, 2": 1.0}
     assert split["other_probes"] == {"velocity": [5, 2]}
+    assert (found["attention"]["to"], found["attention"]["words"]) == ("the subject", ["sks red dog"])
+    assert all(0 < entry["mean"] < 1 for entry in found["attention"]["blocks"])
 
 
-@pytest.fixture(params=["flux", "sana", "sd3", "qwen_image"])
+@pytest.fixture(params=[name for name in TINY if name not in ALIKE])
 def request_fixture(request: pytest.FixtureRequest) -> Path:
     folder: Path = request.getfixturevalue(f"{request.param}_folder")
     return folder
@@ -157,13 +140,43 @@ def test_what_is_written(whole: Any, flux_folder: Path) -> None:
     assert made["adapters"][0]["caption"] == "a photo of sks red dog"
     assert made["adapters"][0]["prompts"] == ["a photo of sks red dog in the snow", "a cat"]
     assert made["steps"] == 2 and made["training"] == SMALL["training"]
+    assert len(made["versions"]["torch"]) > 3 and made["window"] == 3 and made["text_length"] > 0
+    assert made["guidance"] == {"input": 1.0, "classifier_free": 1.0}
+    assert made["velocity"] == {"sigmas": list(SIGMAS), "pictures_of_each": 2, "seed": 0, "guidance_input": 1.0}
+    for item, folder in zip(made["adapters"], own.images, strict=True):
+        assert item["pictures"] == [file_sha256(path) for path in find_pictures(Path(folder))]
+        assert len(set(item["pictures"])) == 2
     assert set(found["agreement"]["velocity"]) == {"front", "back", "window", "splits of 2", "splits of 4"}
+    attention = found["attention"]
+    assert attention["to"] == "the subject" and attention["words"] == ["sks red dog", "sks cat"]
+    assert np.shape(attention["by_sigma"]) == (len(SIGMAS), 8)
+    means = [entry["mean"] for entry in attention["blocks"]]
+    assert means == pytest.approx(np.mean(attention["by_sigma"], axis=0))
+    windows = np.asarray([sum(means[start : start + 3]) for start in range(6)])
+    distances = np.asarray([entry["mean"] for entry in found["distances"]["window"]])
+    assert attention["agreement"]["pictures"]["window"] == pytest.approx(rank_correlation(windows, distances))
+    assert set(attention["agreement"]["pictures"]) == {"window", "splits of 2", "splits of 4"}
+    assert set(attention["agreement"]["velocity"]) == {"window", "single blocks", "splits of 2", "splits of 4"}
+    for entry in found["splits"]:
+        front = [0.0, *np.cumsum(means)]
+        back = [0.0, *np.cumsum(means[::-1])]
+        assert Split(*attention["splits"][str(entry["ratio"])]) == best_split(front, back, entry["skipped"])
     for name in ("curves.png", "heatmap.png", "contact.png"):
         with Image.open(own.folder / name) as picture:
             assert np.asarray(picture.convert("L")).std() > 5
     text = table_text(found)
     assert "25%" in text and "50%" in text and "rank correlation of velocity with pictures" in text
     assert before == {path: path.read_bytes() for path in flux_folder.rglob("*") if path.is_file()}
+
+
+def test_noise_levels_are_not_resampled() -> None:
+    """Only pictures are drawn by chance: where they agree, the interval is a point, however levels differ."""
+    distances = np.broadcast_to(np.asarray([0.1, 0.9])[:, None], (2, 3, 2, 4))
+    found = Velocities(distances, distances, ())
+    sweep = Sweep.of(masked_sets(2, 1, 1)[:4], found.by_picture())
+    for kind in ("front", "back", "window"):
+        for entry in sweep.entries(kind):
+            assert entry["low"] == entry["mean"] == entry["high"] == pytest.approx(0.5)
 
 
 def test_the_same_again_and_nothing_is_computed_twice(whole: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,11 +213,26 @@ def test_an_interrupted_selection_goes_on(
     assert result["other_probes"] == found["other_probes"]
 
 
-def test_streamed_and_in_other_batches_the_choice_is_the_same(whole: Any, tmp_path: Path, flux_folder: Path) -> None:
+def test_streamed_and_in_other_batches_the_choice_is_the_same(
+    whole: Any, tmp_path: Path, flux_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the blocks are read once for eight batches, of which each has masks of its own."""
+    read: list[int] = []
+    block = StreamedTransformer.block
+
+    def counted(self: StreamedTransformer, index: int) -> Any:
+        read.append(index)
+        return block(self, index)
+
+    monkeypatch.setattr(StreamedTransformer, "block", counted)
     own, found, _ = whole
     loras = tuple(str(own.folder / "loras" / name) for name in ("red_dog", "cat"))
     again = replace(own, output=tmp_path / "selection.json", loras=loras, images=(), stream=True, batch_size=5)
     result = select(again)
+    drawn, probed = 2 * 15, 2 * (15 + 8)  # two seeds or pictures, with every set of blocks
+    passes = [math.ceil(math.ceil(count / 5) / 8) for count in (drawn, probed)]  # batches of 5, eight together
+    reads = 2 * (2 * 2 * passes[0] + len(SIGMAS) * (passes[1] + 1))  # subjects, prompts, steps; attention has its own
+    assert len(read) == 8 * reads
     for kind in ("front", "back", "window"):
         for one, other in zip(result["distances"][kind], found["distances"][kind], strict=True):
             assert one["mean"] == pytest.approx(
@@ -279,30 +307,3 @@ def test_validation_takes_subjects_that_the_selection_does_not_see() -> None:
     assert len(others) == 2 and not set(seen) & set(others)
     with pytest.raises(UserError, match="lower --count, which is 11"):
         validation_subjects(Request(count=11), [])
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"ratios": (1.0,)}, "--ratios"),
-        ({"ratios": (0.01,)}, "is none"),
-        ({"ratios": ()}, "--ratios is empty"),
-        ({"window": 9}, "--window = 9 does not fit"),
-        ({"output": Path("folder")}, "must end in .json"),
-        ({"images": ("nowhere",)}, "no folder with pictures"),
-        ({"images": ()}, "Give adapters of this model"),
-        ({"images": (), "loras": ("nowhere",)}, "--loras"),
-        ({"loras": ("a",)}, "give one of the two"),
-        ({"count": 0}, "--count must be at least 1"),
-        ({"height": 33}, "--height = 33 is no multiple"),
-        ({"device": "gpu"}, "--device"),
-        ({"dtype": "int8"}, "--dtype"),
-        ({"training": {"skip.front": 2}}, "skip.front cannot be set here"),
-    ],
-)
-def test_what_cannot_be_used_is_told_first(
-    tmp_path: Path, flux_folder: Path, subjects: tuple[str, str], changes: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(UserError, match=sentence):
-        select(request(flux_folder, tmp_path, subjects, **changes))
-    assert not (tmp_path / "selection").exists()

@@ -75,30 +75,36 @@ class Table:
             values.append(float(value))
         return float(np.mean(values))
 
-    def memory(self, name: str, phase: str = "train") -> float:
-        """The largest peak of a setting's runs in bytes: of the training alone, or (``all``) of any phase."""
-        prefix = "train_" if phase == "train" else ""
+    def memory(self, name: str, which: str = "train") -> float:
+        """The largest peak of a setting's runs in bytes.
+
+        Args:
+            which: ``train``, of the training alone; ``planned``, what was planned for it, 0 where nothing was;
+                ``all``, of any phase.
+        """
         on_cpu = next(iter(self.lines.runs[name].values()))["run"]["device"] == "cpu"
-        where = f"{prefix}{'host' if on_cpu else 'device'}"
-        return max(float(row["run"]["memory"][where]) for row in self.lines.runs[name].values())
+        place = "host" if on_cpu else "device"
+        where = {"train": f"train_{place}", "planned": f"train_{place}_planned", "all": place}[which]
+        return max(float(row["run"]["memory"].get(where, 0)) for row in self.lines.runs[name].values())
 
     # -- as text ----------------------------------------------------------------------------------------------------
 
     def columns(self) -> list[str]:
         """The heads of ``rows``."""
         fixed = ["setting", "left out", "px", *(measure.title for measure in self.measures)]
-        return [*fixed, "memory, training", "memory, all", "time"]
+        return [*fixed, "memory, training", "planned", "memory, all", "time"]
 
     def rows(self) -> list[list[str]]:
         """The cells of means: floor and ceiling first, then each setting."""
         found = []
         for title, which in (("base model", "floor"), ("real pictures", "ceiling")):
             cells = [self._end(measure, which) for measure in self.measures]
-            found.append([title, "", "", *cells, "", "", ""])
+            found.append([title, "", "", *cells, "", "", "", ""])
         for name in self.names:
             run = next(iter(self.lines.runs[name].values()))["run"]
             cells = [_number(self.lines.measured(item.name, name), item.digits) for item in self.measures]
-            memory = [size(int(self.memory(name, phase))) for phase in ("train", "all")]
+            peaks = [int(self.memory(name, which)) for which in ("train", "planned", "all")]
+            memory = [size(peak) if peak else "" for peak in peaks]
             pair = f"{_blocks(run['skipped'])} of {run['num_blocks']}"
             side = str(run["config"]["data.resolution"])
             found.append([self.title(name), pair, side, *cells, *memory, duration(self.mean(name, "seconds", "all"))])

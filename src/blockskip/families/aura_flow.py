@@ -14,6 +14,14 @@ from blockskip.families.kl import KLFamily
 from blockskip.families.prompts import filled_ids
 from blockskip.method.layout import IMAGE, TEXT, BlockLayout
 
+#: Learned tokens that the model puts ahead of the text.
+LEARNED = 8
+
+
+def _with_learned(inputs: Mapping[str, Any]) -> int:
+    """Text tokens that enter the blocks, from the arguments of ``forward``."""
+    return LEARNED + int(inputs[TEXT].shape[1])
+
 
 class AuraFlow(KLFamily):
     """AuraFlowTransformer2DModel with AutoencoderKL and UMT5; time input sigma, output noise - x.
@@ -27,8 +35,8 @@ class AuraFlow(KLFamily):
     layout = BlockLayout(
         lists=("joint_transformer_blocks", "single_transformer_blocks"),
         returns={"joint_transformer_blocks": (TEXT, IMAGE), "single_transformer_blocks": (IMAGE,)},
-        order="txt_img",
-    )
+        order="txt_img", joint_text=_with_learned,
+    )  # fmt: skip
     defaults = Defaults(
         full_resolution=1024, text_length=256, distribution="uniform", shift=1.73, guidance_scale=1.0,
         num_inference_steps=50, preview_guidance=3.5,
@@ -52,6 +60,10 @@ class AuraFlow(KLFamily):
     def tokenize(self, tokenizers: Mapping[str, Any], prompts: Sequence[str], length: int) -> dict[str, torch.Tensor]:
         """UMT5 ids and mask of ``length``."""
         return filled_ids(tokenizers["tokenizer"], prompts, length)
+
+    def text_places(self, ids: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """After the learned tokens."""
+        return {"text_encoder": LEARNED}
 
     def encode_text(self, encoders: Mapping[str, nn.Module], ids: Mapping[str, torch.Tensor]) -> Text:
         """``prompt_embeds`` (B, length, D), zero in the place of padding."""

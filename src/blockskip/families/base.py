@@ -85,6 +85,16 @@ class Family(ABC):
         """How many ids and mask entries ``tokenize`` gives a prompt, by name."""
         return {**{encoder: length for _, encoder in self.text_parts}, "mask": length}
 
+    def text_places(self, ids: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """By text encoder, at which text token of the transformer's attention the first of its ids stands.
+
+        Below zero where the first ids are left out; encoders of which the attention gets no tokens are not named.
+
+        Args:
+            ids: of ``tokenize``.
+        """
+        return {self.text_parts[-1][1]: 0}
+
     @abstractmethod
     def encode_text(self, encoders: Mapping[str, nn.Module], ids: Mapping[str, torch.Tensor]) -> Text:
         """Kernel: the conditioning tensors of a batch of prompts, each (B, ...), of the encoders that are given."""

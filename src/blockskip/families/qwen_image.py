@@ -66,6 +66,10 @@ class QwenImage(Family):
         """Those of a prompt that fills ``length``."""
         return {"text_encoder": DROPPED + length, "mask": DROPPED + length}
 
+    def text_places(self, ids: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """After the tokens of the template that are dropped."""
+        return {"text_encoder": -DROPPED}
+
     def encode_text(self, encoders: Mapping[str, nn.Module], ids: Mapping[str, torch.Tensor]) -> Text:
         """``prompt_embeds`` (B, tokens, D); of several prompts also ``prompt_embeds_mask`` (B, tokens).
 

@@ -66,16 +66,19 @@ def _curve(axes: Axes, x: Values, mean: Values, low: Values, high: Values, colou
     axes.grid(axis="y", linewidth=0.6, alpha=0.5)
 
 
-def heat_map(path: Path, changes: Values, attention: Values, sigmas: Sequence[float], names: Sequence[str]) -> None:
+def heat_map(
+    path: Path, changes: Values, attention: Values, to: str, sigmas: Sequence[float], names: Sequence[str]
+) -> None:
     """By block and noise level: the change of velocity with that block alone masked, and its attention to the text.
 
     Args:
         path: a PNG file.
         changes: (sigmas, blocks).
         attention: (sigmas, blocks).
+        to: of which text tokens it is.
     """
     figure = Figure(figsize=(0.28 * len(names) + 3.2, 5.2), dpi=130, layout="constrained")
-    panels = ((changes, "change of velocity, that block alone masked"), (attention, "attention to the text"))
+    panels = ((changes, "change of velocity, that block alone masked"), (attention, f"attention to {to}"))
     for axes, (values, title) in zip(figure.subplots(2, 1), panels, strict=True):
         picture = axes.imshow(values, aspect="auto", cmap="viridis", origin="lower", vmin=0)
         axes.set_yticks(range(len(sigmas)), [f"{sigma:g}" for sigma in sigmas])

@@ -63,11 +63,11 @@ def select(request: Request, validated: float | None = None) -> dict[str, Any]:
             else:
                 everything = [*sets, *single_blocks(model.num_blocks)]
                 velocities = velocity_distances(model, tuned, everything, table)
-                sweeps[probe] = Sweep.of(everything, _flat(velocities))
+                sweeps[probe] = Sweep.of(everything, velocities.by_picture())
     except AttentionNotSeen as error:
         raise UserError(f"The text cannot be hidden from this model: {error}.") from None
     name = encoder_name(encoder) if encoder is not None else "none"
-    found = document(model, tuned, name, counts, sweeps)
+    found = document(model, tuned, name, counts, sweeps, velocities)
     write_document(request.output, found)
     _draw(model, tuned, sets, sweeps, velocities, found)
     if validated is not None:
@@ -85,12 +85,6 @@ def _check_pictures(request: Request, tuned: Sequence[Tuned]) -> None:
         )
 
 
-def _flat(found: Velocities) -> Any:
-    """(adapters, pictures * sigmas, sets)."""
-    adapters, pictures, sigmas, sets = found.distances.shape
-    return found.distances.reshape(adapters, pictures * sigmas, sets)
-
-
 def _draw(
     model: Model,
     tuned: Sequence[Tuned],
@@ -104,7 +98,8 @@ def _draw(
     figures.curves(folder / "curves.png", sweeps, chosen, model.num_blocks)
     if velocities is not None:
         single = velocities.distances.mean((0, 1))[:, -model.num_blocks :]
-        figures.heat_map(folder / "heatmap.png", single, velocities.attention.mean(0), SIGMAS, model.names)
+        attention, to = velocities.attention.mean((0, 1)), found["attention"]["to"]
+        figures.heat_map(folder / "heatmap.png", single, attention, to, SIGMAS, model.names)
     names = [one.subject.name for one in tuned]
     figures.contact_sheet(folder / "contact.png", folder / "pictures", names, sets)
     say(f"Figures: {folder}")
@@ -125,6 +120,9 @@ def table_text(found: dict[str, Any]) -> str:
     for name, values in found["agreement"].items():
         parts = ", ".join(f"{kind} {value:.2f}" for kind, value in values.items())
         lines.append(f"rank correlation of {name} with {found['probe']}: {parts}")
+    for name, values in found["attention"].get("agreement", {}).items():
+        parts = ", ".join(f"{kind} {value:.2f}" for kind, value in values.items())
+        lines.append(f"rank correlation of attention to {found['attention']['to']} with {name}: {parts}")
     return "\n".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,11 +103,20 @@ class Request:
         for name, value, least in (
             ("count", self.count, 1), ("images-per-prompt", self.images_per_prompt, 1),
             ("batch-size", self.batch_size, 1), ("num-inference-steps", self.steps, 1), ("seed", self.seed, 0),
+            ("height", self.height, 1), ("width", self.width, 1), ("window", self.window, 0),
         ):  # fmt: skip
             if value is not None and value < least:
                 found.append(f"--{name} must be at least {least}, not {value}.")
         if not self.ratios:
             found.append("--ratios is empty; give shares between 0 and 1, 0.3,0.4,0.5 for example.")
+        found += [f"--ratios: {ratio} is not between 0 and 1." for ratio in self.ratios if not 0 < ratio < 1]
+        scale = self.guidance_scale
+        if scale is not None and not 0 <= scale < math.inf:
+            found.append(f"--guidance-scale must be a number from 0 on, not {scale}.")
+        if not all(prompt.strip() for prompt in self.prompts):
+            found.append('--prompts has an empty one; give what is to be drawn, "{} in the snow" for example.')
+        if not self.caption.strip():
+            found.append('--prompt is empty; give the caption of the pictures, "a photo of sks {}" for example.')
         if not self.probes or not set(self.probes) <= set(PROBES):
             found.append(f"--probe must be one or both of {', '.join(PROBES)}.")
         if self.loras and self.images:

@@ -5,20 +5,30 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from blockskip import __version__
+from blockskip.data.pictures import find_pictures
 from blockskip.evaluation.intervals import Values, interval, rank_correlation, resampled_means
+from blockskip.keys import file_sha256
 from blockskip.loading.selected import FORMAT
 from blockskip.method.selection import Kind, Masked, best_split
 from blockskip.method.split import Split, split_for_ratio
 from blockskip.preview.draw import Drawing
 from blockskip.selection.model import Model
 from blockskip.selection.subjects import Tuned, training_of
+from blockskip.selection.velocity import SIGMAS, Velocities
 from blockskip.store.files import write_atomically
+
+#: Of the sets whose distances are compared: all kinds but the empty one.
+KINDS: tuple[Kind, ...] = ("front", "back", "window", "block")
+#: Of attention, which only grows with the first blocks and with the last: those would agree whatever it says.
+KINDS_OF_SUMS: tuple[Kind, ...] = ("window", "block")
+LABELS = {"block": "single blocks"}
 
 
 @dataclass(frozen=True)
@@ -74,12 +84,22 @@ class Sweep:
         return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
 
-def agreement(first: Sweep, second: Sweep, counts: Sequence[int]) -> dict[str, float]:
+def attention_sweep(sets: Sequence[Masked], attention: Values) -> Sweep:
+    """What the blocks of each set read of the text together: the sum of their attention, mean over noise levels.
+
+    Args:
+        attention: (adapters, pictures, sigmas, blocks).
+    """
+    by_block = attention.mean(2)
+    return Sweep.of(sets, np.stack([by_block[..., list(item.blocks)].sum(-1) for item in sets], axis=-1))
+
+
+def agreement(first: Sweep, second: Sweep, counts: Sequence[int], kinds: Sequence[Kind] = KINDS) -> dict[str, float]:
     """How well one probe foretells another: Spearman's rho over the sets of each kind, and the splits of each size."""
     found = {}
-    for kind in ("front", "back", "window"):
-        if len(first.places(kind)) > 1:
-            found[kind] = rank_correlation(first.mean(kind), second.mean(kind))
+    for kind in kinds:
+        if min(len(first.places(kind)), len(second.places(kind))) > 1:
+            found[LABELS.get(kind, kind)] = rank_correlation(first.mean(kind), second.mean(kind))
     for count in counts:
         if count > 1:
             one, other = (
@@ -92,10 +112,33 @@ def agreement(first: Sweep, second: Sweep, counts: Sequence[int]) -> dict[str, f
 
 
 def document(
-    model: Model, tuned: Sequence[Tuned], encoder: str, counts: dict[float, int], sweeps: dict[str, Sweep]
+    model: Model,
+    tuned: Sequence[Tuned],
+    encoder: str,
+    counts: dict[float, int],
+    sweeps: dict[str, Sweep],
+    velocities: Velocities | None,
 ) -> dict[str, Any]:
-    """The result as it is written; the first sweep chooses."""
-    request, first = model.request, next(iter(sweeps.values()))
+    """The result as it is written; the first sweep chooses.
+
+    Args:
+        counts: k by ratio.
+        sweeps: by probe.
+        velocities: the probe of velocity's own, with the attention to the subject, which is held against every sweep.
+    """
+    request, first, sizes = model.request, next(iter(sweeps.values())), sorted(set(counts.values()))
+    others, attention = dict(list(sweeps.items())[1:]), {}
+    if velocities is not None:
+        read = attention_sweep(sweeps["velocity"].sets, velocities.attention)
+        unnamed = "the caption" if model.source.family.layout.cross else "all text"
+        attention = {
+            "to": "the subject" if velocities.words else unnamed,
+            "words": list(velocities.words),
+            "blocks": read.entries("block"),
+            "by_sigma": velocities.attention.mean((0, 1)).tolist(),
+            "agreement": {name: agreement(sweep, read, sizes, KINDS_OF_SUMS) for name, sweep in sweeps.items()},
+            "splits": {str(ratio): list(_pair(read.split(count))) for ratio, count in counts.items()},
+        }
     return {
         "format": FORMAT,
         "blockskip": __version__,
@@ -106,27 +149,44 @@ def document(
         "splits": [
             {"ratio": ratio, "skipped": count, "front": first.split(count).front, "tail": first.split(count).tail,
              "chosen_in": dict(_named(first.chosen_in(count))),
-             "other_probes": {name: list(_pair(sweep.split(count))) for name, sweep in list(sweeps.items())[1:]},
+             "other_probes": {name: list(_pair(sweep.split(count))) for name, sweep in others.items()},
              "paper_shares": list(_pair(split_for_ratio(ratio, model.num_blocks)))}
             for ratio, count in counts.items()
         ],
-        "distances": {kind: first.entries(kind) for kind in ("front", "back", "window")},  # type: ignore[arg-type]
-        "other_probes": {
-            name: {kind: sweep.entries(kind) for kind in ("front", "back", "window", "block")}  # type: ignore[arg-type]
-            for name, sweep in list(sweeps.items())[1:]
-        },
-        "agreement": {
-            name: agreement(first, sweep, sorted(set(counts.values()))) for name, sweep in list(sweeps.items())[1:]
-        },
-        "made_with": {
-            "adapters": [{"subject": one.subject.name, "caption": one.subject.caption,
-                          "prompts": list(one.subject.prompts),
-                          "sha256": model.adapters(one.adapter).identity()[0]} for one in tuned],
-            "encoder": encoder, "seeds": list(model.seeds), "size": list(model.size),
-            "steps": Drawing((), steps=request.steps).sampler_steps(model.source),
-            "guidance_scale": request.guidance_scale, "dtype": str(model.dtype).removeprefix("torch."),
-            "device": model.device.type, "training": {} if request.loras else training_of(request),
-        },
+        "distances": {kind: first.entries(kind) for kind in ("front", "back", "window")},
+        "other_probes": {name: {kind: sweep.entries(kind) for kind in KINDS} for name, sweep in others.items()},
+        "agreement": {name: agreement(first, sweep, sizes) for name, sweep in others.items()},
+        "attention": attention,
+        "made_with": _made_with(model, tuned, encoder, velocities),
+    }  # fmt: skip
+
+
+def _made_with(model: Model, tuned: Sequence[Tuned], encoder: str, velocities: Velocities | None) -> dict[str, Any]:
+    """What the selection can be repeated with; of pictures and adapters the hashes, in the order of their names."""
+    request, source = model.request, model.source
+    call, config = source.settings.get("call", {}), source.config("transformer")
+    embedded, scale = source.family.preview_guidance(config, call, request.guidance_scale)
+    probe: dict[str, Any] = {}
+    if velocities is not None:
+        probe = {
+            "sigmas": list(SIGMAS), "pictures_of_each": velocities.distances.shape[1], "seed": request.seed,
+            "guidance_input": source.family.defaults.guidance_scale,
+        }  # fmt: skip
+    return {
+        "adapters": [
+            {"subject": one.subject.name, "caption": one.subject.caption, "prompts": list(one.subject.prompts),
+             "sha256": model.adapters(one.adapter).identity()[0],
+             "pictures": [] if one.subject.images is None else
+             [file_sha256(path) for path in find_pictures(one.subject.images)]}
+            for one in tuned
+        ],
+        "encoder": encoder, "seeds": list(model.seeds), "size": list(model.size), "text_length": source.text_length,
+        "window": request.width_of_window(model.num_blocks),
+        "steps": Drawing((), steps=request.steps).sampler_steps(source),
+        "guidance": {"input": embedded, "classifier_free": scale},
+        "velocity": probe, "dtype": str(model.dtype).removeprefix("torch."), "device": model.device.type,
+        "versions": {name: version(name) for name in ("torch", "diffusers", "transformers", "peft")},
+        "training": {} if request.loras else training_of(request),
     }  # fmt: skip
 
 

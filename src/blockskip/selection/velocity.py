@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from blockskip.adapters.frozen import FrozenAdapters
 from blockskip.data.pictures import find_pictures
 from blockskip.evaluation.intervals import Values
+from blockskip.families import Text
 from blockskip.keys import file_sha256, key
 from blockskip.loading.transformer import StreamedTransformer, load_transformer
 from blockskip.memory import release
@@ -25,6 +27,7 @@ from blockskip.run.fixed import FixedSamples, fixed_samples
 from blockskip.selection.model import Model
 from blockskip.selection.subjects import Tuned
 from blockskip.selection.table import Table
+from blockskip.selection.words import caption_tokens, subject_tokens, subject_words
 
 #: Noise levels of the probe.
 SIGMAS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -32,7 +35,7 @@ SIGMAS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 @dataclass(frozen=True)
 class VelocityArgument:
-    """Everything that the probe of one adapter depends on; ``sets`` empty: its attention to the text."""
+    """Everything that the changes of velocity of one adapter depend on."""
 
     model: tuple[str, ...]
     adapter: tuple[str, ...]
@@ -46,18 +49,40 @@ class VelocityArgument:
 
 
 @dataclass(frozen=True)
+class AttentionArgument:
+    """Everything that an adapter's attention depends on; ``tokens``: those that are counted, none: the caption's."""
+
+    model: tuple[str, ...]
+    adapter: tuple[str, ...]
+    pictures: tuple[str, ...]
+    caption: str
+    tokens: tuple[int, ...]
+    size: tuple[int, int]
+    sigmas: tuple[float, ...]
+    seed: int
+    dtype: str
+
+
+@dataclass(frozen=True)
 class Velocities:
     """What the probe found.
 
     Args:
         distances: (adapters, pictures, sigmas, sets): |v_masked - v| / |v|, norms over a whole picture.
-        attention: (adapters, sigmas, blocks): attention probability of image tokens on the text, where they also
-            attend to each other, or on the caption's own tokens, where they attend to nothing but text; mean over
-            pictures, heads and image tokens.
+        attention: (adapters, pictures, sigmas, blocks): attention probability of image tokens on the text tokens that
+            count, mean over heads and image tokens.
+        words: of each adapter, the subject whose tokens count. Empty where one is not found: for all adapters it is
+            then all text, or, where image tokens attend to nothing but text, all of the caption.
     """
 
     distances: Values
     attention: Values
+    words: tuple[str, ...]
+
+    def by_picture(self) -> Values:
+        """(adapters, pictures, sets): the mean over noise levels, which are chosen, and not drawn as pictures are."""
+        found: Values = self.distances.mean(2)
+        return found
 
 
 def velocity_distances(model: Model, tuned: Sequence[Tuned], sets: Sequence[Masked], table: Table) -> Velocities:
@@ -70,71 +95,102 @@ def velocity_distances(model: Model, tuned: Sequence[Tuned], sets: Sequence[Mask
     """
     folders = [find_pictures(one.subject.images) for one in tuned if one.subject.images is not None]
     count = min(len(paths) for paths in folders)
+    length = model.source.text_length
+    counted = [subject_tokens(model.source, one.subject.caption, length) for one in tuned]
+    named = [tokens for tokens in counted if tokens is not None]
+    words = tuple(subject_words(one.subject.caption) or "" for one in tuned) if len(named) == len(tuned) else ()
     found: list[list[list[list[float]]]] = []
-    attention: list[list[list[float]]] = []
+    attention: list[list[list[list[float]]]] = []
     with progress(len(tuned) * len(SIGMAS), "masked velocities") as bar:
-        for one, paths in zip(tuned, folders, strict=True):
-            adapters, used = model.adapters(one.adapter), paths[:count]
-            argument = VelocityArgument(
-                model.identity, adapters.identity(), tuple(file_sha256(path) for path in used), one.subject.caption,
-                model.size, SIGMAS, tuple(item.blocks for item in sets), model.request.seed, str(model.dtype),
+        for number, (one, paths) in enumerate(zip(tuned, folders, strict=True)):
+            adapters, tokens = model.adapters(one.adapter), named[number] if words else None
+            pictures = tuple(file_sha256(path) for path in paths[:count])
+            shared = (model.identity, adapters.identity(), pictures, one.subject.caption)
+            how = (model.size, SIGMAS)
+            places = () if tokens is None else tuple(tokens.nonzero().flatten().tolist())
+            names = (
+                key("selection", VelocityArgument(
+                    *shared, *how, tuple(item.blocks for item in sets), model.request.seed, str(model.dtype))),
+                key("selection", AttentionArgument(*shared, places, *how, model.request.seed, str(model.dtype))),
             )  # fmt: skip
-            name = key("selection", argument)
-            value = table.get(name)
-            if value is None:
+            changes, masses = table.get(names[0]), table.get(names[1])
+            cached = changes is not None
+            if changes is None or masses is None:
                 samples = fixed_samples(
-                    model.source, used, [one.subject.caption] * count, model.size, model.dtype, model.device,
+                    model.source, paths[:count], [one.subject.caption] * count, model.size, model.dtype, model.device,
                     seed=model.request.seed, stream=model.request.stream,
                 )  # fmt: skip
-                value = _measure(model, adapters, samples, sets, bar)
-                table.add(name, value)
-            else:
+                probe = _Probe(model, adapters, samples)
+                if changes is None:
+                    changes = {"distances": probe.changes(sets, bar)}
+                    table.add(names[0], changes)
+                if masses is None:
+                    masses = probe.attention(tokens)
+                    table.add(names[1], masses)
+                del probe, samples
+                release()
+            if cached:
                 bar.advance(len(SIGMAS))
-            found.append(value["distances"])
-            attention.append(value["attention"])
-    return Velocities(np.asarray(found, dtype=np.float64), np.asarray(attention, dtype=np.float64))
+            found.append(changes["distances"])
+            attention.append(masses)
+    return Velocities(np.asarray(found, dtype=np.float64), np.asarray(attention, dtype=np.float64), words)
 
 
-def _measure(
-    model: Model, adapters: FrozenAdapters, samples: FixedSamples, sets: Sequence[Masked], bar: Progress
-) -> dict[str, list[list[list[float]]] | list[list[float]]]:
-    source, dtype, device = model.source, model.dtype, model.device
-    transformer = (StreamedTransformer(source, dtype, device, adapters) if model.request.stream
-                   else load_transformer(source, [], dtype, device, adapters))  # fmt: skip
-    config, guidance = source.config("transformer"), source.family.defaults.guidance_scale
-    rows = [(picture, item) for picture in range(len(samples)) for item in sets]
-    size = model.request.batch_size
-    batches = [rows[start : start + size] for start in range(0, len(rows), size)]
-    hidden = [[item.blocks for _, item in batch] for batch in batches]
-    predict = HiddenPredictor(transformer, source.family, config, guidance, hidden)
-    plain = Predictor(transformer, source.family, config, guidance)
-    module = transformer if isinstance(transformer, nn.Module) else transformer.model
-    counted = subject_tokens(samples) if source.family.layout.cross is not None else None
-    changes, masses = [], []
-    for sigma in SIGMAS:
-        with torch.no_grad(), compute(device, dtype):
-            calls = [samples.call([picture for picture, _ in batch], sigma, dtype, device) for batch in batches]
-            together = torch.cat([one.float().cpu() for one in predict(calls)]).flatten(1)
-            with text_attention(module, source.family.layout, range(model.num_blocks), counted) as mass:
-                plain([samples.call(range(len(samples)), sigma, dtype, device)])
-        by_picture = together.unflatten(0, (len(samples), len(sets)))
-        whole = by_picture[:, :1]
-        changes.append(((by_picture - whole).norm(dim=2) / whole.norm(dim=2)).tolist())
-        masses.append([float(torch.cat(mass[block]).mean()) for block in range(model.num_blocks)])
-        bar.advance()
-    del transformer, predict, plain, module
-    release()
-    distances = np.asarray(changes).transpose(1, 0, 2).tolist()
-    return {"distances": distances, "attention": masses}
+class _Probe:
+    """One tuned model and its pictures."""
 
+    def __init__(self, model: Model, adapters: FrozenAdapters, samples: FixedSamples) -> None:
+        source, self._samples = model.source, samples
+        self._dtype, self._device, self._batch = model.dtype, model.device, model.request.batch_size
+        self._num_blocks, self._family, self._config = model.num_blocks, source.family, source.config("transformer")
+        self._guidance = source.family.defaults.guidance_scale
+        self._transformer = (StreamedTransformer(source, model.dtype, model.device, adapters) if model.request.stream
+                             else load_transformer(source, [], model.dtype, model.device, adapters))  # fmt: skip
 
-def subject_tokens(samples: FixedSamples) -> torch.Tensor:
-    """bool (N, tokens): the text tokens that are the caption's own, not padding and not those of the empty caption."""
-    name = next(name for name, value in samples.empty.items() if value.ndim == 3)
-    mask = next((value for key, value in samples.empty.items() if key.endswith("mask")), None)
-    found = []
-    for text in samples.texts:
-        differs = (text[name] != samples.empty[name]).any(-1)[0]
-        own = next((value for key, value in text.items() if key.endswith("mask")), None)
-        found.append(differs if own is None or mask is None else differs & own[0].bool())
-    return torch.stack(found)
+    def changes(self, sets: Sequence[Masked], bar: Progress) -> list[list[list[float]]]:
+        """(pictures, sigmas, sets)."""
+        rows = [(picture, item) for picture in range(len(self._samples)) for item in sets]
+        batches = [rows[start : start + self._batch] for start in range(0, len(rows), self._batch)]
+        hidden = [[item.blocks for _, item in batch] for batch in batches]
+        predict = HiddenPredictor(self._transformer, self._family, self._config, self._guidance, hidden)
+        found = []
+        for sigma in SIGMAS:
+            with torch.no_grad(), compute(self._device, self._dtype):
+                calls = [self._call([picture for picture, _ in batch], sigma) for batch in batches]
+                together = torch.cat([one.float().cpu() for one in predict(calls)]).flatten(1)
+            by_picture = together.unflatten(0, (len(self._samples), len(sets)))
+            whole = by_picture[:, :1]
+            found.append(((by_picture - whole).norm(dim=2) / whole.norm(dim=2)).tolist())
+            bar.advance()
+        return np.asarray(found).transpose(1, 0, 2).tolist()  # type: ignore[no-any-return]
+
+    def attention(self, tokens: torch.Tensor | None) -> list[list[list[float]]]:
+        """(pictures, sigmas, blocks).
+
+        Args:
+            tokens: bool, the first text tokens; those after them do not count. None: all text, or all of the caption.
+        """
+        layout, everything = self._family.layout, range(len(self._samples))
+        predict = Predictor(self._transformer, self._family, self._config, self._guidance)
+        module = self._transformer if isinstance(self._transformer, nn.Module) else self._transformer.model
+        if tokens is None and layout.cross is not None:
+            tokens = caption_tokens(self._samples)
+        found = []
+        for sigma in SIGMAS:
+            with torch.no_grad(), compute(self._device, self._dtype):
+                calls = [self._call(everything[start : start + self._batch], sigma)
+                         for start in range(0, len(everything), self._batch)]  # fmt: skip
+                whole = None if tokens is None else F.pad(tokens, (0, self._text_tokens(calls[0]) - len(tokens)))
+                with text_attention(module, layout, range(self._num_blocks), whole) as mass:
+                    predict(calls)
+            found.append([torch.cat(mass[block]).tolist() for block in range(self._num_blocks)])
+        return np.asarray(found).transpose(2, 0, 1).tolist()  # type: ignore[no-any-return]
+
+    def _call(self, pictures: Sequence[int], sigma: float) -> tuple[torch.Tensor, torch.Tensor, Text]:
+        return self._samples.call(pictures, sigma, self._dtype, self._device)
+
+    def _text_tokens(self, call: tuple[torch.Tensor, torch.Tensor, Text]) -> int:
+        """Text tokens in the transformer's attention."""
+        count = self._family.layout.joint_text(self._family.forward_inputs(self._config, *call, self._guidance))
+        assert count is not None
+        return count
