@@ -54,3 +54,7 @@ def test_the_document_in_docs_has_the_figures_of_the_files() -> None:
         assert results.filled(text) == text
     else:
         assert not list(results.FOLDER.glob("*.jsonl")), "there are results, and no document"
+
+
+def test_the_document_is_what_the_files_give() -> None:
+    assert list(results.FOLDER.glob("*.jsonl")) and results.main([]) == 0
