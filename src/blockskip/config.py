@@ -174,7 +174,7 @@ class MemoryConfig:
     disk: str | None = option(None, "disk space for what the run writes")
     return_freed: bool | None = option(
         None,
-        "give host memory back as soon as it is freed (glibc), about a third more time on a CPU; "
+        "give host memory back as soon as it is freed (glibc), up to half as much time again on a CPU; "
         "default: with a budget, and with a GPU",
     )
 

@@ -114,8 +114,7 @@ def return_freed() -> bool:
 def _glibc() -> Any:
     """The C library, or None where it is another."""
     if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
+        with contextlib.suppress(OSError):
             library = ctypes.CDLL("libc.so.6")
-            assert library.mallopt and library.malloc_trim
-            return library
+            return library if hasattr(library, "mallopt") and hasattr(library, "malloc_trim") else None
     return None

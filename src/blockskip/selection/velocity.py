@@ -34,8 +34,8 @@ SIGMAS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 
 @dataclass(frozen=True)
-class VelocityArgument:
-    """Everything that the changes of velocity of one adapter depend on."""
+class ProbeArgument:
+    """Everything that whatever is measured of one adapter depends on."""
 
     model: tuple[str, ...]
     adapter: tuple[str, ...]
@@ -43,24 +43,24 @@ class VelocityArgument:
     caption: str
     size: tuple[int, int]
     sigmas: tuple[float, ...]
-    sets: tuple[tuple[int, ...], ...]
     seed: int
     dtype: str
 
 
 @dataclass(frozen=True)
-class AttentionArgument:
-    """Everything that an adapter's attention depends on; ``tokens``: those that are counted, none: the caption's."""
+class VelocityArgument:
+    """Everything that the changes of velocity depend on; ``sets``: the blocks that are masked together."""
 
-    model: tuple[str, ...]
-    adapter: tuple[str, ...]
-    pictures: tuple[str, ...]
-    caption: str
+    probe: ProbeArgument
+    sets: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class AttentionArgument:
+    """Everything that the attention depends on; ``tokens``: those that are counted, none: the caption's."""
+
+    probe: ProbeArgument
     tokens: tuple[int, ...]
-    size: tuple[int, int]
-    sigmas: tuple[float, ...]
-    seed: int
-    dtype: str
 
 
 @dataclass(frozen=True)
@@ -105,15 +105,14 @@ def velocity_distances(model: Model, tuned: Sequence[Tuned], sets: Sequence[Mask
         for number, (one, paths) in enumerate(zip(tuned, folders, strict=True)):
             adapters, tokens = model.adapters(one.adapter), named[number] if words else None
             pictures = tuple(file_sha256(path) for path in paths[:count])
-            shared = (model.identity, adapters.identity(), pictures, one.subject.caption)
-            how = (model.size, SIGMAS)
-            places = () if tokens is None else tuple(tokens.nonzero().flatten().tolist())
-            names = (
-                key("selection", VelocityArgument(
-                    *shared, *how, tuple(item.blocks for item in sets), model.request.seed, str(model.dtype))),
-                key("selection", AttentionArgument(*shared, places, *how, model.request.seed, str(model.dtype))),
+            shared = ProbeArgument(
+                model.identity, adapters.identity(), pictures, one.subject.caption, model.size, SIGMAS,
+                model.request.seed, str(model.dtype),
             )  # fmt: skip
-            changes, masses = table.get(names[0]), table.get(names[1])
+            places = () if tokens is None else tuple(tokens.nonzero().flatten().tolist())
+            velocity = key("selection", VelocityArgument(shared, tuple(item.blocks for item in sets)))
+            mass = key("selection", AttentionArgument(shared, places))
+            changes, masses = table.get(velocity), table.get(mass)
             cached = changes is not None
             if changes is None or masses is None:
                 samples = fixed_samples(
@@ -123,10 +122,10 @@ def velocity_distances(model: Model, tuned: Sequence[Tuned], sets: Sequence[Mask
                 probe = _Probe(model, adapters, samples)
                 if changes is None:
                     changes = {"distances": probe.changes(sets, bar)}
-                    table.add(names[0], changes)
+                    table.add(velocity, changes)
                 if masses is None:
                     masses = probe.attention(tokens)
-                    table.add(names[1], masses)
+                    table.add(mass, masses)
                 del probe, samples
                 release()
             if cached:
