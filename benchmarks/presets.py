@@ -51,6 +51,7 @@ NAMES = {
     "fal/AuraFlow-v0.3": "aura-flow",
     "lodestones/Chroma1-HD": "chroma",
     "THUDM/CogView4-6B": "cogview4",
+    "HiDream-ai/HiDream-I1-Full": "hidream",
 }
 #: Cards that get a file, in GB.
 SIZES = (6, 8, 12, 16, 24)

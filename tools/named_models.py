@@ -103,6 +103,8 @@ MISTRAL: dict[str, Any] = {"model_type": "mistral", "hidden_size": 5120, "interm
 MISTRAL |= {"num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 131072}
 PIXTRAL = {"model_type": "pixtral", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24}
 PIXTRAL |= {"num_attention_heads": 16, "image_size": 1540, "patch_size": 14}
+LLAMA = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
+LLAMA |= {"num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072}
 UMT5_XL = {"d_model": 2048, "d_ff": 5120, "d_kv": 64, "num_heads": 32, "num_layers": 24, "vocab_size": 32128}
 FLUX2_PARTS = {
     "vae": ("AutoencoderKLFlux2", {}),
@@ -139,6 +141,15 @@ CHROMA = ("ChromaPipeline", CHROMA_PARTS, "ChromaTransformer2DModel")
 Z_IMAGE = ("ZImagePipeline", Z_IMAGE_PARTS, "ZImageTransformer2DModel")
 LUMINA2 = ("Lumina2Pipeline", LUMINA2_PARTS, "Lumina2Transformer2DModel")
 COGVIEW4 = ("CogView4Pipeline", COGVIEW4_PARTS, "CogView4Transformer2DModel")
+#: The CLIPs of HiDream-I1 are made for texts of 248 tokens.
+HIDREAM_PARTS = {
+    "vae": ("AutoencoderKL", FLUX_VAE),
+    "text_encoder": ("CLIPTextModelWithProjection", CLIP_L | {"max_position_embeddings": 248}),
+    "text_encoder_2": ("CLIPTextModelWithProjection", CLIP_G | {"max_position_embeddings": 248}),
+    "text_encoder_3": ("T5EncoderModel", T5_XXL),
+    "text_encoder_4": ("LlamaForCausalLM", LLAMA),
+}
+HIDREAM = ("HiDreamImagePipeline", HIDREAM_PARTS, "HiDreamImageTransformer2DModel")
 AURA_FLOW = ("AuraFlowPipeline", AURA_FLOW_PARTS, "AuraFlowTransformer2DModel")
 SANA_SMALL = {"num_attention_heads": 36, "num_layers": 28, "num_cross_attention_heads": 16}
 SANA_SMALL |= {"cross_attention_head_dim": 72, "cross_attention_dim": 1152}
@@ -198,6 +209,13 @@ MODELS: dict[str, tuple[tuple[str, dict[str, Any], str], dict[str, Any]]] = {
     "lodestones/Chroma1-HD": (CHROMA, {}),
     "Tongyi-MAI/Z-Image-Turbo": (Z_IMAGE, {}),
     "fal/AuraFlow-v0.3": (AURA_FLOW, {"pos_embed_max_size": 9216}),
+    "HiDream-ai/HiDream-I1-Full": (
+        HIDREAM,
+        {
+            "patch_size": 2, "in_channels": 16, "caption_channels": [4096, 4096], "axes_dims_rope": [64, 32, 32],
+            "llama_layers": [*range(32), *[31] * 16],
+        },
+    ),
 }  # fmt: skip
 SD3_SHARED = {
     "sample_size": 128,

@@ -172,6 +172,10 @@ def _add_generate(verbs: Any) -> None:
     parser.add_argument("--lora", type=Path, help="a run's output folder, or a LoRA file; without it the base draws")
     parser.add_argument("--model", help='default: the base of the run, else "builtin"; see blockskip train --help')
     parser.add_argument(
+        "--model.transformer", dest="transformer", metavar="FILE",
+        help="take the transformer's weights from a file; default: with the base of the run, its own",
+    )  # fmt: skip
+    parser.add_argument(
         "--output", type=Path, default=Path("generated"), help="folder for the PNGs (default: generated)"
     )
     parser.add_argument("--images", type=int, default=1, help="pictures of each prompt (default: 1)")
@@ -282,10 +286,10 @@ def _generate(given: argparse.Namespace) -> int:
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}.")
     pictures = generate(
-        given.prompt, given.lora, model=given.model, images=given.images, seed=given.seed, height=given.height,
-        width=given.width, num_inference_steps=given.num_inference_steps, guidance_scale=given.guidance_scale,
-        lora_scale=given.lora_scale, stream=given.stream, batch_size=given.batch_size, device=given.device,
-        dtype=given.dtype,
+        given.prompt, given.lora, model=given.model, transformer=given.transformer, images=given.images,
+        seed=given.seed, height=given.height, width=given.width, num_inference_steps=given.num_inference_steps,
+        guidance_scale=given.guidance_scale, lora_scale=given.lora_scale, stream=given.stream,
+        batch_size=given.batch_size, device=given.device, dtype=given.dtype,
     )  # fmt: skip
     given.output.mkdir(parents=True, exist_ok=True)
     for index, picture in enumerate(pictures):

@@ -17,6 +17,9 @@ class ModelConfig:
 
     path: str = option("builtin", 'diffusers pipeline: "builtin" (FLUX), "builtin-sana", a folder, or a hub id')
     revision: str | None = option(None, "branch, tag or commit of a hub id")
+    transformer: str | None = option(
+        None, "file with the transformer's weights, in diffusers' or the original layout; all else comes from the model"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "of the frozen base; auto: float32 on a CPU"
     )
@@ -55,6 +58,9 @@ class PatchesConfig:
         "low-to-high", "how the side follows sigma; fixed: always the full resolution (resize only)"
     )
     shape: Literal["square", "picture"] = option("square", "square (the paper), or the picture's aspect at equal area")
+    positions: Literal["patch", "picture"] = option(
+        "patch", "of a patch's tokens: those of a small picture of its own, or their place in the whole one"
+    )
 
 
 @dataclass(frozen=True)

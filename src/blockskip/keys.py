@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 #: Raised by one when a phase's stored format or arithmetic changes, so that nothing stale can be read.
-FORMATS = {"text": 1, "pixels": 1, "features": 1, "checkpoint": 1, "preview": 1, "selection": 1, "benchmark": 1}
+FORMATS = {
+    "transformer": 1, "text": 1, "pixels": 1, "features": 1, "checkpoint": 1, "preview": 1, "selection": 1,
+    "benchmark": 1,
+}  # fmt: skip
 
 
 def _plain(value: Any) -> Any:

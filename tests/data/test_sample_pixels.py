@@ -12,8 +12,9 @@ from PIL import Image
 
 from blockskip.data.pictures import Picture, read_pictures
 from blockskip.data.pixels import PictureCache, load_pixels
-from blockskip.data.schedule import sample_pixels
-from tests.data.gallery import FULL, RESOLUTION, config, inside, samples, schedule_of
+from blockskip.data.schedule import sample_pixels, sample_places
+from blockskip.method.patches import cut_patch
+from tests.data.gallery import FULL, RESOLUTION, STRIDE, config, inside, samples, schedule_of
 
 
 @pytest.fixture
@@ -55,6 +56,26 @@ def test_a_flipped_patch_is_the_mirror_of_the_same_patch(pictures: list[Picture]
     plain = sample_pixels(schedule, group)
     assert torch.equal(sample_pixels(schedule, flipped), plain.flip(-1))
     assert not torch.equal(plain.flip(-1), plain)
+
+
+@pytest.mark.parametrize("shape", ["square", "picture"])
+def test_places_are_where_the_patches_lie(pictures: list[Picture], shape: str) -> None:
+    """In tokens of the scaled picture: what the mirrored picture shows there is the patch."""
+    keys = {"train__batch_size": 2, "data__flip": True, "patches__shape": shape, "train__steps": 10}
+    schedule = schedule_of(config(**keys), pictures)
+    flips = set()
+    for group in schedule.groups:
+        places = sample_places(schedule, group, STRIDE)
+        assert places.shape == (4, 4)
+        assert places.dtype == torch.float32
+        for sample, place, patch in zip(group.samples, places, sample_pixels(schedule, group), strict=True):
+            picture = schedule.pictures[sample.picture]
+            whole = load_pixels(picture.path, picture.scaled)
+            box = tuple(int(length) for length in (place * STRIDE).tolist())
+            expected = cut_patch(whole.flip(-1) if sample.flip else whole, box, group.size)
+            torch.testing.assert_close(patch, expected, rtol=0, atol=0.02)  # a mirrored filter rounds otherwise
+            flips.add((sample.flip, box[0] == sample.box[0]))
+    assert {(False, True), (True, False)} <= flips
 
 
 def test_a_cache_changes_nothing(pictures: list[Picture]) -> None:

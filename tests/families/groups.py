@@ -46,7 +46,7 @@ def group(source: ModelSource, batch: int = 2, seed: int = 0, grid: tuple[int, i
 def forward_inputs(source: ModelSource, batch: MicroBatch, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """The keyword arguments of the transformer's `forward`."""
     drawn = (batch.latents, batch.noise, batch.sigma, batch.text)
-    return source.family.noisy_inputs(source.config("transformer"), *drawn, GUIDANCE, dtype)
+    return source.family.noisy_inputs(source.config("transformer"), *drawn, GUIDANCE, dtype, batch.places)
 
 
 def transformer(source: ModelSource, skip: Sequence[int] = (), dtype: torch.dtype = torch.float32) -> nn.Module:

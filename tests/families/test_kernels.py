@@ -15,10 +15,11 @@ from blockskip.adapters.lora import add_lora, target_names
 from blockskip.encoding.text import encode_prompts
 from blockskip.families import Text, stack_text
 from blockskip.families.flux import Flux
+from blockskip.loading.autoencoder import PARTS
 from blockskip.loading.source import ModelSource
 from blockskip.method.skipping import ConstantResidual, SkippedModel, install_stubs, run_block, run_head, span_features
 from blockskip.method.split import Split
-from blockskip.planner.parts import empty_part, fake
+from blockskip.planner.parts import empty_autoencoder, empty_part, fake
 from blockskip.precision import compute
 from blockskip.preview.denoise import velocity
 from blockskip.training.step import MicroBatch, training_loss
@@ -75,11 +76,11 @@ def test_encode_pixels_and_decode(source: ModelSource, mode: FakeTensorMode) -> 
     family = source.family
     factor, channels = family.vae_factor(source.config("vae")), family.latent_channels(source.config("vae"))
     for dtype in DTYPES:
-        vae = faked(empty_part(source, "vae", dtype), mode)
+        encoder, decoder = (faked(empty_autoencoder(source, half, dtype), mode) for half in PARTS)
         shape = (2, channels, 64 // factor, 96 // factor)
         with mode, torch.no_grad(), compute(CPU, dtype):
-            latents = family.encode_pixels(vae, torch.zeros(2, 3, 64, 96, dtype=dtype), torch.zeros(shape))
-            pixels = family.decode(vae, latents)
+            latents = family.encode_pixels(encoder, torch.zeros(2, 3, 64, 96, dtype=dtype), torch.zeros(shape))
+            pixels = family.decode(decoder, latents)
         assert isinstance(latents, FakeTensor)
         assert isinstance(pixels, FakeTensor)
         assert latents.shape == shape

@@ -31,6 +31,7 @@ class Pipeline:
         cls = getattr(diffusers, source.family.pipeline_class)
         self.own: Any = cls.from_pretrained(source.folder, **dict.fromkeys(lacked))
         self.own.set_progress_bar_config(disable=True)
+        self.tiny.ready(self.own)
         self.steps: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         step = self.own.scheduler.step
 

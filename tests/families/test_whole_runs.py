@@ -42,6 +42,7 @@ def test_a_run_ends_in_an_adapter_that_the_pipeline_draws_with(
         source.folder, **dict.fromkeys(lacked)
     )
     pipeline.set_progress_bar_config(disable=True)
+    tiny.ready(pipeline)
 
     def picture() -> Any:
         image = pipeline(

@@ -63,7 +63,7 @@ def reader(batches: list[MicroBatch], asked: list[int] | None = None) -> Callabl
         if asked is not None:
             asked.append(index)
         batch = batches[index]
-        return Input(names_of(batches)[index], batch.latents, batch.noise, batch.sigma, batch.text)
+        return Input(names_of(batches)[index], batch.latents, batch.noise, batch.sigma, batch.text, batch.places)
 
     return read
 
@@ -237,7 +237,7 @@ def test_every_part_of_the_argument_is_part_of_the_key() -> None:
     changes: dict[str, Any] = {
         "transformer": "v", "adapters": (), "front": 4, "tail": 1, "inner": (1, 2), "rule": "none", "text": ("u",),
         "pixels": "q", "sigmas": (0.25, 0.5000001), "noise_seeds": (1, 3), "guidance": 1.5, "family": "sana",
-        "dtype": "torch.bfloat16", "stored": "int8",
+        "dtype": "torch.bfloat16", "stored": "int8", "places": ((0.0, 0.5, 4.0, 4.0),),
     }  # fmt: skip
     assert set(changes) == set(first.__dataclass_fields__)
     keys = {features_key(FeaturesArgument(**{**first.__dict__, name: value})) for name, value in changes.items()}

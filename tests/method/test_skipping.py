@@ -136,8 +136,8 @@ def test_only_image_tokens_get_the_residual(flux: ModelSource) -> None:
 
 def test_no_residual_is_the_model_with_the_blocks_absent(named: tuple[ModelSource, nn.Module]) -> None:
     source, _ = named
-    if source.family.name == "chroma":
-        pytest.skip("its forward gives each block a modulation by its place, so that a shorter list is another model")
+    if source.family.name in ("chroma", "hidream"):
+        pytest.skip("its forward gives each block something by its place, so that a shorter list is another model")
     layout, batch = source.family.layout, group(source)
     inputs = forward_inputs(source, batch)
     shortened = transformer(source)

@@ -19,12 +19,14 @@ from blockskip.config import (
     FeaturesConfig,
     LoraConfig,
     ModelConfig,
+    PatchesConfig,
     PreviewConfig,
     SkipConfig,
     TrainConfig,
 )
 from blockskip.encoding.text import encode_prompts
 from blockskip.families import Text, stack_text
+from blockskip.loading.autoencoder import load_autoencoder
 from blockskip.loading.encoders import StreamedEncoder
 from blockskip.loading.source import ModelSource
 from blockskip.loading.streaming import stream_blocks
@@ -66,6 +68,7 @@ def setting_of(
     config = Config(
         model=ModelConfig(**({"dtype": "float32"} | (model or {}))),
         data=DataConfig(resolution=SIDE, full_resolution=SIDE, text_length=LENGTH),
+        patches=PatchesConfig(positions=train.pop("positions", "patch")),
         skip=SkipConfig(**ends, **modes),
         lora=LoraConfig(rank=rank, freeze_a=train.pop("freeze_a", False)),
         train=TrainConfig(steps=3, batch_size=batch, gradient_accumulation_steps=accumulation, **train),
@@ -90,13 +93,14 @@ def text_of(setting: Setting) -> Text:
     return encode_prompts(setting.source, [PROMPT], setting.text_length, setting.dtype, CPU)[0]
 
 
-def drawn(setting: Setting, text: Text) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Text]:
-    """Latents, noise, noise levels and text of a group."""
+def drawn(setting: Setting, text: Text) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Text, torch.Tensor | None]:
+    """Latents, noise, noise levels, text and places of a group."""
     batch, vae = setting.config.train.batch_size, setting.source.config("vae")
     factor = setting.source.family.vae_factor(vae)
     shape = (batch, setting.source.family.latent_channels(vae), setting.size[1] // factor, setting.size[0] // factor)
     own = {name: value.clone() for name, value in text.items()}
-    return torch.randn(shape), torch.randn(shape), torch.rand(batch), stack_text([own] * batch)
+    places = torch.rand(batch, 4) if setting.config.patches.positions == "picture" else None
+    return torch.randn(shape), torch.randn(shape), torch.rand(batch), stack_text([own] * batch), places
 
 
 @contextmanager
@@ -145,8 +149,9 @@ def train(setting: Setting, text: Text, features: Features, folder: Path, step_n
         trainer._begin_step()
         parameters = trainer.parameters
     trainer.model.model.train()
-    latents, noise, sigma, own = drawn(setting, text)
-    batch = MicroBatch(latents, noise, sigma, torch.ones(config.train.batch_size), own, shaped_like(features))
+    latents, noise, sigma, own, places = drawn(setting, text)
+    weight, found = torch.ones(config.train.batch_size), shaped_like(features)
+    batch = MicroBatch(latents, noise, sigma, weight, own, found, places)
 
     def step() -> None:
         live.tag([batch.latents, batch.noise, batch.sigma, batch.weight], "other")
@@ -175,7 +180,7 @@ def train(setting: Setting, text: Text, features: Features, folder: Path, step_n
 def precomputed(setting: Setting, text: Text) -> LiveBytes:
     """One group through the blocks as the run does it, counted; what waits is host memory."""
     source, split = setting.source, setting.stored
-    latents, noise, sigma, own = drawn(setting, text)
+    latents, noise, sigma, own, places = drawn(setting, text)
     live, stored = LiveBytes(), AheadOfBlocks._stored
 
     def inputs() -> dict[str, Any]:
@@ -183,7 +188,7 @@ def precomputed(setting: Setting, text: Text) -> LiveBytes:
         given = (value.clone() for value in (latents, noise, sigma))  # the device's copies
         there = {name: value.clone() for name, value in own.items()}
         config = source.config("transformer")
-        return source.family.noisy_inputs(config, *given, there, setting.guidance, setting.dtype)
+        return source.family.noisy_inputs(config, *given, there, setting.guidance, setting.dtype, places)
 
     def visit(block: int, call: int, state: State, entered: torch.Tensor) -> None:
         live.tag([*state.values()], HOST)
@@ -212,10 +217,10 @@ def precomputed(setting: Setting, text: Text) -> LiveBytes:
 
 
 def pictures_encoded(setting: Setting) -> LiveBytes:
-    """One group of pictures through the real autoencoder, counted."""
+    """One group of pictures through the real autoencoder as the run loads it, counted."""
     source, live = setting.source, LiveBytes()
-    vae = source.load("vae", setting.dtype)
-    latents, noise, _, _ = drawn(setting, {"prompt_embeds": torch.zeros(1, 1, 1)})
+    vae = load_autoencoder(source, "encoder", setting.dtype, CPU)
+    latents, noise, *_ = drawn(setting, {"prompt_embeds": torch.zeros(1, 1, 1)})
     pixels = torch.randn(latents.shape[0], 3, *reversed(setting.size)).to(setting.dtype)
     with live:
         live.tag_module(vae)

@@ -40,6 +40,12 @@ TRAINING: list[tuple[str, dict[str, Any]]] = [
     ("sd3", {"skip": (1, 2), "stream_middle": True, "gradient_checkpointing": True}),
     ("qwen_image", {"model": BF16 | {"quantization": "nf4"}}),
     ("qwen_image", {"skip": (2, 1), "gradient_checkpointing": True, "stream_middle": True, "tail_mode": "stream"}),
+    ("flux", {"batch": 2, "positions": "picture"}),
+    ("flux2", {"batch": 2, "positions": "picture", "model": BF16, "gradient_checkpointing": True}),
+    ("chroma", {"skip": (2, 1), "positions": "picture"}),
+    ("hidream", {"skip": (0, 0)}),
+    ("hidream", {"batch": 2, "model": BF16 | {"quantization": "int8"}, "gradient_checkpointing": True}),
+    ("hidream", {"skip": (2, 2), "tail_mode": "stream", "stream_middle": True, "model": BF16}),
 ]
 
 
@@ -99,6 +105,18 @@ def test_encoding_and_precompute(source: ModelSource, settings: dict[str, Any], 
     assert plan.flops == pytest.approx(setting.groups * live.flops, rel=1e-3)
     kept = stored(setting, found, tmp_path)
     assert plan.disk_bytes == setting.groups * sum(value.nbytes for value in kept.values())
+
+
+@pytest.mark.parametrize("settings", [{}, {"batch": 2, "model": BF16}], ids=str)
+@pytest.mark.parametrize("family", ["flux", "flux2", "hidream"])
+def test_precompute_of_patches_in_their_places(
+    family: str, settings: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    setting = real.setting_of(request.getfixturevalue(family), positions="picture", **settings)
+    text = encoding.encode_text(setting)[1]
+    plan, live = phases.precompute(setting, text)[0], real.precomputed(setting, real.text_of(setting))
+    close(plan, live)
+    assert plan.flops == pytest.approx(setting.groups * live.flops, rel=1e-3)
 
 
 def test_int8_features_take_about_half_of_the_disk_and_of_what_is_read_ahead(flux: ModelSource) -> None:

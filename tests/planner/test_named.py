@@ -23,6 +23,7 @@ SD3, QWEN = "stabilityai/stable-diffusion-3.5-large", "Qwen/Qwen-Image"
 FLUX2, KLEIN = "black-forest-labs/FLUX.2-dev", "black-forest-labs/FLUX.2-klein-base-4B"
 LUMINA2, COGVIEW4 = "Alpha-VLLM/Lumina-Image-2.0", "THUDM/CogView4-6B"
 CHROMA, Z_IMAGE, AURA_FLOW = "lodestones/Chroma1-HD", "Tongyi-MAI/Z-Image-Turbo", "fal/AuraFlow-v0.3"
+HIDREAM = "HiDream-ai/HiDream-I1-Full"
 #: Published sizes of the transformers, in parameters.
 TRANSFORMERS = {
     FLUX: 11.90e9,
@@ -44,6 +45,7 @@ TRANSFORMERS = {
     CHROMA: 8.90e9,
     Z_IMAGE: 6.16e9,
     AURA_FLOW: 6.83e9,
+    HIDREAM: 17.11e9,
 }
 #: Of text encoders.
 ENCODERS = [
@@ -52,6 +54,7 @@ ENCODERS = [
     (FLUX2, "text_encoder", 24.0e9), (KLEIN, "text_encoder", 4.02e9), (CHROMA, "text_encoder", 4.76e9),
     ("black-forest-labs/FLUX.2-klein-base-9B", "text_encoder", 8.19e9), (Z_IMAGE, "text_encoder", 4.02e9),
     (AURA_FLOW, "text_encoder", 1.22e9), (LUMINA2, "text_encoder", 2.61e9),
+    (HIDREAM, "text_encoder_3", 4.76e9), (HIDREAM, "text_encoder_4", 8.03e9),
     (COGVIEW4, "text_encoder", 9.40e9 - 0.62e9),  # GLM-4-9B without its head over the vocabulary
 ]  # fmt: skip
 #: Of autoencoders: channels, and pixels that a side of a latent stands for.
@@ -63,6 +66,7 @@ LATENTS = {
     FLUX2: (128, 16),
     Z_IMAGE: (16, 8),
     PIXART: (4, 8),
+    HIDREAM: (16, 8),
 }
 
 

@@ -60,6 +60,7 @@ def test_a_picture_is_the_pipeline_s_own(request: pytest.FixtureRequest, case: s
     cls = getattr(diffusers, source.family.pipeline_class)
     pipeline = cls.from_pretrained(source.folder, **dict.fromkeys(lacked))
     pipeline.set_progress_bar_config(disable=True)
+    tiny.ready(pipeline)
     wanted = 3.0 if cfg else 2.5 if case == "guided" else 1.0
     options = dict(tiny.guided) if cfg else {"guidance_scale": 2.5} if case == "guided" else {}
     rows = drawn(source, seeds=(7, 8), guidance_scale=wanted)

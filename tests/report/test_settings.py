@@ -15,11 +15,16 @@ from blockskip.settings import from_flat, leaves, to_toml
 def test_known_paths_keep_their_last_name_only():
     config = dataclasses.replace(
         Config(output="/home/somebody/out/dog"),
-        model=ModelConfig(path="/home/somebody/models/flux/", base_adapters=("C:\\Users\\somebody\\a.safetensors",)),
+        model=ModelConfig(
+            path="/home/somebody/models/flux/",
+            base_adapters=("C:\\Users\\somebody\\a.safetensors",),
+            transformer="somebody/flux1-dev.safetensors",
+        ),
         data=DataConfig(images="../somebody/rex", prompt="a photo of sks dog / cat"),
     )
     shown = tomllib.loads(without_paths(to_toml(config)))
     assert shown["output"] == "dog"
+    assert shown["model"]["transformer"] == "flux1-dev.safetensors"
     assert shown["model"]["path"] == "flux" and shown["model"]["base_adapters"] == ["a.safetensors"]
     assert shown["data"]["images"] == "rex" and shown["data"]["prompt"] == "a photo of sks dog / cat"
     assert "somebody" not in without_paths(to_toml(config))

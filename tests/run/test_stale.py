@@ -170,6 +170,13 @@ def test_resolution_and_seed(case: Case, changes: dict[str, Any]) -> None:
     assert case.recomputed(**changes) == (0, GROUPS, GROUPS)
 
 
+def test_positions_of_patches(case: Case) -> None:
+    """Those of the features are other ones, and the same again the second time."""
+    changes = {"patches__positions": "picture"}
+    assert case.recomputed(**changes) == (0, 0, GROUPS)
+    assert case.recomputed(**changes) == (0, 0, 0)
+
+
 def test_sigma(case: Case, flux_runs: Runs) -> None:
     """Patches follow sigma, so those whose box has moved are encoded again; all features are."""
     changes = {"train__steps": STEPS, "sigma__shift": 3.0}

@@ -6,6 +6,7 @@ from tests.tiny_families import (
     cogview4,
     flux,
     flux2,
+    hidream,
     lumina2,
     pixart,
     qwen_image,
@@ -29,6 +30,7 @@ TINY: dict[str, TinyFamily] = {
     "chroma": chroma.TINY,
     "z_image": z_image.TINY,
     "aura_flow": aura_flow.TINY,
+    "hidream": hidream.TINY,
 }
 #: Those that are like another one but for their pipeline: tests of the transformer run for that one alone.
 ALIKE = frozenset({"pixart_alpha", "flux2_klein"})

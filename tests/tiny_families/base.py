@@ -20,6 +20,16 @@ def by_the_pipeline(pipeline: Any, folder: Path) -> None:
     pipeline.load_lora_weights(folder)
 
 
+def as_it_was_loaded(pipeline: Any) -> None:
+    """Nothing has to be set."""
+
+
+def deeper(config: Mapping[str, Any], more: int) -> dict[str, Any]:
+    """What changes in a transformer's config with some more blocks in its first list."""
+    name = next(name for name in ("num_layers", "n_layers", "num_mmdit_layers") if name in config)
+    return {name: config[name] + more}
+
+
 @dataclass(frozen=True)
 class TinyFamily:
     """A family's side of the shared tests. Everything here is the pipeline's, nothing is the family file's own.
@@ -41,6 +51,8 @@ class TinyFamily:
         deaf: names of LoRA layers that no gradient reaches in the last trained block, where only a stored residual or
             the head follows: they work for text that nobody reads.
         load_lora: lets an adapter in a folder act in the pipeline.
+        ready: sets what lets the pipeline draw pictures of 64 x 96 pixels.
+        more_blocks: what changes in (transformer config, number) with as many more blocks in the first list.
     """
 
     make: Callable[[Path], Path]
@@ -57,6 +69,8 @@ class TinyFamily:
     padding_read: bool = False
     deaf: tuple[str, ...] = ()
     load_lora: Callable[[Any, Path], None] = by_the_pipeline
+    ready: Callable[[Any], None] = as_it_was_loaded
+    more_blocks: Callable[[Mapping[str, Any], int], dict[str, Any]] = deeper
 
 
 def ragged_mask(batch: int, length: int) -> torch.Tensor:

@@ -42,7 +42,7 @@ def make_sd3(folder: Path, *, layers: int = 6, with_t5: bool = True, seed: int =
         qk_norm="rms_norm" if with_t5 else None,
     )
     vae = kl_autoencoder()
-    clips = [_clip(tokenizers[0], 12, "quick_gelu"), _clip(tokenizers[1], 20, "gelu")]
+    clips = [clip_encoder(tokenizers[0], 12, "quick_gelu"), clip_encoder(tokenizers[1], 20, "gelu")]
     t5 = t5_encoder(t5_tokenizer(), 40) if with_t5 else None
     randomise(transformer, vae, *clips, *([t5] if t5 else []), seed=seed)
     narrow_posterior(vae)
@@ -61,7 +61,10 @@ def make_sd3(folder: Path, *, layers: int = 6, with_t5: bool = True, seed: int =
     return folder
 
 
-def _clip(tokenizer: CLIPTokenizer, width: int, activation: str) -> CLIPTextModelWithProjection:
+def clip_encoder(
+    tokenizer: CLIPTokenizer, width: int, activation: str, length: int = CLIP_LENGTH
+) -> CLIPTextModelWithProjection:
+    """CLIP with two layers that gives vectors of `width`, for texts of at most `length` tokens."""
     return CLIPTextModelWithProjection(
         CLIPTextConfig(
             vocab_size=len(tokenizer),
@@ -70,7 +73,7 @@ def _clip(tokenizer: CLIPTokenizer, width: int, activation: str) -> CLIPTextMode
             projection_dim=width,
             num_hidden_layers=2,
             num_attention_heads=2,
-            max_position_embeddings=CLIP_LENGTH,
+            max_position_embeddings=length,
             hidden_act=activation,
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,

@@ -22,6 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", default="benchmark", metavar="FOLDER", help="folder to write (default: benchmark)")
     parser.add_argument("--model", default="builtin", help='as of train (default: "builtin")')
     parser.add_argument("--revision", help="branch, tag or commit of a hub id")
+    parser.add_argument("--model.transformer", dest="transformer", metavar="FILE", help="as of train")
     parser.add_argument(
         "--settings", nargs="+", default=None, metavar="NAME",
         help="rows of the table; plain LoRA is always among them; core: eight of them, all: every one (default: core)",
@@ -111,6 +112,7 @@ def _request(given: argparse.Namespace) -> Any:
         subjects_from=given.subjects_from, caption=given.prompt, seeds=tuple(given.seeds), training=training,
         selection=given.selection, encoders=encoders, batch_size=given.batch_size, height=given.height,
         width=given.width, steps=given.num_inference_steps, guidance_scale=given.guidance_scale,
+        transformer=given.transformer,
     )  # fmt: skip
     if given.quick:
         request = quick(request)

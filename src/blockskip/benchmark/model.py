@@ -72,7 +72,7 @@ def open_for(request: Request) -> Model:
     """
     checked(request)
     device = resolve_device(request.device, "--device")
-    source = open_model(request.model, request.revision)
+    source = open_model(request.model, request.revision, request.transformer)
     config = from_flat(dict(request.training_of()))
     full, resolution = resolutions(config, source)
     height, width = Drawing((), height=request.height, width=request.width).size(source, "--")

@@ -16,8 +16,9 @@ from blockskip.settings import leaves
 SETS = ("development", "test")
 #: Settings of a training that the protocol itself fixes.
 FIXED = (
-    "output", "model.path", "model.revision", "model.dtype", "data.images", "data.prompt", "data.resolution",
-    "patches.direction", "train.seed", "train.device", "train.checkpoint_every", "train.checkpoints_total_limit",
+    "output", "model.path", "model.revision", "model.transformer", "model.dtype", "data.images", "data.prompt",
+    "data.resolution", "patches.direction", "train.seed", "train.device", "train.checkpoint_every",
+    "train.checkpoints_total_limit",
 )  # fmt: skip
 FIXED_SECTIONS = ("skip.", "preview.", "memory.", "data.class")
 #: The training of every setting on a built-in model, where the user sets nothing else. Steps and learning rate were
@@ -37,7 +38,7 @@ class Request:
     """Everything that a benchmark depends on, and where it goes. Plain values, so that it can be sent to a process.
 
     Args:
-        model, revision, device, dtype: as of a run.
+        model, revision, transformer, device, dtype: as of a run.
         settings: rows by name (``benchmark.settings``); plain LoRA is always among them.
         subjects: built-in subjects, or folders' names below ``subjects_from``; none: the first ``count``.
         count: how many subjects; None takes all.
@@ -57,6 +58,7 @@ class Request:
 
     model: str = "builtin"
     revision: str | None = None
+    transformer: str | None = None
     device: str = "auto"
     dtype: str = "auto"
     settings: tuple[str, ...] = ("core",)

@@ -23,7 +23,7 @@ from blockskip.store.files import write_atomically
 from blockskip.training.checkpoints import latest_checkpoint
 
 #: Settings that name places of this machine.
-PLACES = ("output", "data.images", "features.cache", "model.path")
+PLACES = ("output", "data.images", "features.cache", "model.path", "model.transformer")
 
 
 def configured(model: Model, setting: Setting, subject: Subject, seed: int) -> dict[str, Any]:
@@ -33,7 +33,8 @@ def configured(model: Model, setting: Setting, subject: Subject, seed: int) -> d
     values = {
         **request.training_of(),
         **setting.config(model.num_blocks, model.full_resolution, model.resolution),
-        "model.path": request.model, "model.revision": request.revision, "model.dtype": request.dtype,
+        "model.path": request.model, "model.revision": request.revision, "model.transformer": request.transformer,
+        "model.dtype": request.dtype,
         "train.device": request.device, "train.seed": seed,
         "data.images": subject.train, "data.prompt": subject.caption,
         "data.text_length": model.text_length, "train.checkpoint_every": max(1, training.steps // (request.points + 1)),

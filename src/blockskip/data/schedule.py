@@ -208,6 +208,24 @@ def sample_pixels(
     return torch.stack(patches)
 
 
+def sample_places(schedule: Schedule, group: Group, stride: int) -> torch.Tensor:
+    """Where the patches of a group's samples lie in their pictures; those of mirrored samples, in the mirrored picture.
+
+    Args:
+        stride: pixels that are one token.
+
+    Returns:
+        (B, 4) float32: left, top, width and height in tokens of the scaled picture.
+    """
+    places = []
+    for sample in group.samples:
+        left, top, width, height = sample.box
+        if sample.flip:
+            left = schedule.pictures[sample.picture].scaled[0] - left - width
+        places.append([length / stride for length in (left, top, width, height)])
+    return torch.tensor(places, dtype=torch.float32)
+
+
 def _endless(members: Sequence[int], seed: int, *purpose: str | int) -> Iterator[int]:
     """The members epoch after epoch, each time in another order; nothing when there are none."""
     for epoch in itertools.count() if members else ():

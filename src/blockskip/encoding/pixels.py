@@ -11,6 +11,7 @@ from blockskip.data.noise import posterior_noise
 from blockskip.data.pixels import PictureCache
 from blockskip.data.schedule import Group, Schedule, sample_pixels
 from blockskip.keys import key
+from blockskip.loading.autoencoder import load_autoencoder
 from blockskip.loading.source import ModelSource
 from blockskip.loading.weights import Weights
 from blockskip.memory import release
@@ -76,7 +77,7 @@ def store_pixels(
         return keys
     family, config = source.family, source.config("vae")
     factor, channels = family.vae_factor(config), family.latent_channels(config)
-    vae = source.load("vae", dtype).to(device)
+    vae = load_autoencoder(source, "encoder", dtype, device)
     load = PictureCache()
     with progress(len(missing), "encode pictures") as bar:
         for name, group in missing.items():

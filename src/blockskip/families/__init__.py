@@ -9,6 +9,7 @@ from blockskip.families.chroma import Chroma
 from blockskip.families.cogview4 import CogView4
 from blockskip.families.flux import Flux
 from blockskip.families.flux2 import Flux2, Flux2Klein
+from blockskip.families.hidream import HiDream
 from blockskip.families.lumina2 import Lumina2
 from blockskip.families.pixart import PixArtAlpha, PixArtSigma
 from blockskip.families.qwen_image import QwenImage
@@ -20,7 +21,7 @@ __all__ = ["FAMILIES", "REFUSED", "Defaults", "Family", "Text", "family_of", "st
 
 FAMILIES: tuple[Family, ...] = (
     Flux(), Sana(), StableDiffusion3(), QwenImage(), PixArtSigma(), PixArtAlpha(), Lumina2(), CogView4(),
-    Flux2(), Flux2Klein(), Chroma(), ZImage(), AuraFlow(),
+    Flux2(), Flux2Klein(), Chroma(), ZImage(), AuraFlow(), HiDream(),
 )  # fmt: skip
 #: Class names of pipelines and transformers that will not be supported, and why.
 REFUSED: dict[str, str] = dict.fromkeys(

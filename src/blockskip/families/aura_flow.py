@@ -61,9 +61,9 @@ class AuraFlow(KLFamily):
         """UMT5 ids and mask of ``length``."""
         return filled_ids(tokenizers["tokenizer"], prompts, length)
 
-    def text_places(self, ids: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    def text_places(self, ids: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
         """After the learned tokens."""
-        return {"text_encoder": LEARNED}
+        return {"text_encoder": (LEARNED,)}
 
     def encode_text(self, encoders: Mapping[str, nn.Module], ids: Mapping[str, torch.Tensor]) -> Text:
         """``prompt_embeds`` (B, length, D), zero in the place of padding."""

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from blockskip.families.packing import positions_at
 from blockskip.method.flow import Distribution, add_noise, velocity_target
 from blockskip.method.layout import BlockLayout
 
@@ -56,10 +57,14 @@ class Family(ABC):
     text_parts: ClassVar[tuple[tuple[str, str], ...]]
     #: Text encoders of ``text_parts`` that a pipeline may lack (null in its ``model_index.json``).
     optional_encoders: ClassVar[tuple[str, ...]] = ()
+    #: Where the parts are published that the published pipelines lack, by part.
+    elsewhere: ClassVar[Mapping[str, str]] = {}
     #: Layer names inside a block that take LoRA, as the family's diffusers script has them.
     lora_targets: ClassVar[tuple[str, ...]]
     #: Whether the middle blocks read the text themselves, also when the front features are stored.
     text_in_blocks: ClassVar[bool]
+    #: Whether ``forward`` is given the positions of image tokens, so that a patch can keep its place in its picture.
+    takes_positions: ClassVar[bool] = False
 
     @abstractmethod
     def vae_factor(self, vae_config: Mapping[str, Any]) -> int:
@@ -85,15 +90,16 @@ class Family(ABC):
         """How many ids and mask entries ``tokenize`` gives a prompt, by name."""
         return {**{encoder: length for _, encoder in self.text_parts}, "mask": length}
 
-    def text_places(self, ids: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    def text_places(self, ids: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
         """By text encoder, at which text token of the transformer's attention the first of its ids stands.
 
         Below zero where the first ids are left out; encoders of which the attention gets no tokens are not named.
+        Several places where the attention gets an encoder's tokens as often.
 
         Args:
             ids: of ``tokenize``.
         """
-        return {self.text_parts[-1][1]: 0}
+        return {self.text_parts[-1][1]: (0,)}
 
     @abstractmethod
     def encode_text(self, encoders: Mapping[str, nn.Module], ids: Mapping[str, torch.Tensor]) -> Text:
@@ -151,9 +157,29 @@ class Family(ABC):
         text: Text,
         guidance: float,
         dtype: torch.dtype,
+        places: torch.Tensor | None = None,
     ) -> dict[str, Any]:
-        """Kernel: ``forward_inputs`` of latents noised in float32, then cast to the base's dtype."""
-        return self.forward_inputs(config, self.add_noise(latents, noise, sigma).to(dtype), sigma, text, guidance)
+        """Kernel: ``forward_inputs`` of latents noised in float32, then cast to the base's dtype.
+
+        Args:
+            places: (B, 4) float32, where the patches lie in their pictures: left, top, width and height in the
+                picture's tokens; None: every patch has positions as if it were a picture.
+        """
+        noisy = self.add_noise(latents, noise, sigma).to(dtype)
+        inputs = self.forward_inputs(config, noisy, sigma, text, guidance)
+        if places is None:
+            return inputs
+        side = self.token_patch(config)
+        return inputs | self.placed(inputs, positions_at(places, latents.shape[2] // side, latents.shape[3] // side))
+
+    def placed(self, inputs: Mapping[str, Any], positions: torch.Tensor) -> dict[str, Any]:
+        """Kernel: the arguments that give image tokens other positions; for a family that ``takes_positions``.
+
+        Args:
+            inputs: of ``forward_inputs``.
+            positions: (B, tokens, 2) float32, each sample's rows and columns; not always whole numbers.
+        """
+        raise NotImplementedError(f"{self.name} takes no positions")
 
     @abstractmethod
     def velocity(self, output: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:

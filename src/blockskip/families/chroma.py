@@ -12,6 +12,7 @@ from torch import nn
 from blockskip.families.base import Defaults, Text
 from blockskip.families.kl import KLFamily
 from blockskip.families.packing import grid_ids, pack_tokens, shift_by_tokens, unpack_tokens
+from blockskip.families.placing import side_by_side, take_own_positions
 from blockskip.families.prompts import filled_ids
 from blockskip.method.layout import IMAGE, TEXT, BlockLayout
 
@@ -42,10 +43,15 @@ class Chroma(KLFamily):
         "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2",
     )  # fmt: skip
     text_in_blocks = False
+    takes_positions = True
 
     def token_patch(self, transformer_config: Mapping[str, Any]) -> int:
         """The pipeline packs 2x2 latent pixels into a token."""
         return 2
+
+    def prepare(self, model: Any) -> None:
+        """Let each sample have ids of its own."""
+        take_own_positions(model)
 
     def tokenize(self, tokenizers: Mapping[str, Any], prompts: Sequence[str], length: int) -> dict[str, torch.Tensor]:
         """T5 ids and mask of ``length``."""
@@ -74,6 +80,10 @@ class Chroma(KLFamily):
             "attention_mask": torch.cat([mask, mask.new_ones(mask.shape[0], rows * columns)], dim=1).to(latents.dtype),
             "return_dict": False,
         }
+
+    def placed(self, inputs: Mapping[str, Any], positions: torch.Tensor) -> dict[str, Any]:
+        """Ids of the image and of the text, of each sample side by side."""
+        return side_by_side(inputs, positions)
 
     def velocity(self, output: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
         """The output, unpacked."""

@@ -13,6 +13,7 @@ from torch import nn
 
 from blockskip.families.base import Defaults, Family, Text
 from blockskip.families.packing import grid_ids
+from blockskip.families.placing import side_by_side, take_own_positions
 from blockskip.families.prompts import filled_ids
 from blockskip.method.layout import IMAGE, TEXT, BlockLayout
 
@@ -39,6 +40,7 @@ class Flux2(Family):
     text_parts = (("tokenizer", "text_encoder"),)
     lora_targets = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.to_qkv_mlp_proj", "attn.to_out")
     text_in_blocks = False
+    takes_positions = True
     #: States of the language model that make the text, by number; 0 is its input.
     text_states = (10, 20, 30)
 
@@ -49,6 +51,10 @@ class Flux2(Family):
     def token_patch(self, transformer_config: Mapping[str, Any]) -> int:
         """Latents are patches already."""
         return 1
+
+    def prepare(self, model: Any) -> None:
+        """Let each sample have ids of its own."""
+        take_own_positions(model)
 
     def latent_channels(self, vae_config: Mapping[str, Any]) -> int:
         """Those of a patch of 2x2 (128 for the published autoencoder)."""
@@ -107,6 +113,10 @@ class Flux2(Family):
             "guidance": torch.full_like(sigma, guidance) if config["guidance_embeds"] else None,
             "return_dict": False,
         }
+
+    def placed(self, inputs: Mapping[str, Any], positions: torch.Tensor) -> dict[str, Any]:
+        """Ids of the image and of the text, of each sample side by side."""
+        return side_by_side(inputs, positions)
 
     def velocity(self, output: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
         """The output, token by token in its place."""

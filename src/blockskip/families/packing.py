@@ -30,6 +30,23 @@ def grid_ids(rows: int, columns: int, axes: int, device: torch.device) -> torch.
     return ids.reshape(rows * columns, axes)
 
 
+def positions_at(places: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """Positions (B, rows * columns, 2) of patches' tokens, row and column, in the token grids of their pictures.
+
+    A token has the position of its centre: (left + (column + 1/2) * width / columns) - 1/2. So whole pictures, and
+    patches of the picture's own tokens, have the whole numbers of these tokens.
+
+    Args:
+        places: (B, 4) float32: left, top, width and height of the patches in tokens of the picture.
+        rows, columns: tokens of which each patch is made.
+    """
+    left, top, width, height = places[:, :, None].unbind(1)
+    down = top + (torch.arange(rows, device=places.device) + 0.5) * (height / rows) - 0.5
+    across = left + (torch.arange(columns, device=places.device) + 0.5) * (width / columns) - 0.5
+    pair = (down[:, :, None].expand(-1, -1, columns), across[:, None].expand(-1, rows, -1))
+    return torch.stack(pair, dim=-1).flatten(1, 2)
+
+
 def shift_by_tokens(scheduler: Any, tokens: int, max_shift: float = 1.15) -> float:
     """``mu`` of a picture of a number of image tokens, from the scheduler's config.
 

@@ -66,9 +66,9 @@ class QwenImage(Family):
         """Those of a prompt that fills ``length``."""
         return {"text_encoder": DROPPED + length, "mask": DROPPED + length}
 
-    def text_places(self, ids: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    def text_places(self, ids: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
         """After the tokens of the template that are dropped."""
-        return {"text_encoder": -DROPPED}
+        return {"text_encoder": (-DROPPED,)}
 
     def encode_text(self, encoders: Mapping[str, nn.Module], ids: Mapping[str, torch.Tensor]) -> Text:
         """``prompt_embeds`` (B, tokens, D); of several prompts also ``prompt_embeds_mask`` (B, tokens).

@@ -65,10 +65,10 @@ class StableDiffusion3(KLFamily):
         """77 for both CLIPs, which is their length in all published models; no mask."""
         return {"text_encoder": 77, "text_encoder_2": 77, "text_encoder_3": length}
 
-    def text_places(self, ids: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    def text_places(self, ids: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
         """Both CLIPs' from the first token on, side by side; T5's after them."""
         places = {"text_encoder": 0, "text_encoder_2": 0, "text_encoder_3": ids["text_encoder"].shape[1]}
-        return {name: place for name, place in places.items() if name in ids}
+        return {name: (place,) for name, place in places.items() if name in ids}
 
     def encode_text(self, encoders: Mapping[str, nn.Module], ids: Mapping[str, torch.Tensor]) -> Text:
         """By encoder: ``<encoder>.embeds`` (B, tokens, D), of CLIP also ``<encoder>.pooled`` (B, P)."""

@@ -41,6 +41,7 @@ class FeaturesArgument:
     family: str
     dtype: str
     stored: str = "auto"
+    places: tuple[tuple[float, ...], ...] = ()
 
 
 def features_key(argument: FeaturesArgument) -> str:
@@ -57,6 +58,7 @@ class Input:
         latents, noise: (B, C, h, w) float32.
         sigma: (B,) float32.
         text: of its captions.
+        places: (B, 4) float32 of its patches, where they keep their places in their pictures.
     """
 
     key: str
@@ -64,6 +66,7 @@ class Input:
     noise: torch.Tensor
     sigma: torch.Tensor
     text: Text
+    places: torch.Tensor | None = None
 
 
 Write = Callable[[str, dict[str, torch.Tensor]], None]
@@ -189,7 +192,8 @@ class Window:
         text = {name: value.to(self.device) for name, value in group.text.items()}
         drawn = (group.latents.to(self.device), group.noise.to(self.device), group.sigma.to(self.device))
         config = self.source.config("transformer")
-        return self.source.family.noisy_inputs(config, *drawn, text, self.guidance, self.dtype)
+        places = None if group.places is None else group.places.to(self.device)
+        return self.source.family.noisy_inputs(config, *drawn, text, self.guidance, self.dtype, places)
 
     def _write(self, write: Write, group: Input, held: _Waiting, head: torch.Tensor | None) -> None:
         features = span_features(self.source.family.layout, self.rule, held.front, held.tail_input, head) | held.inner

@@ -11,7 +11,7 @@ from torch import nn
 from blockskip import builtin
 from blockskip.config import Config
 from blockskip.errors import UserError
-from blockskip.families import Family
+from blockskip.families import FAMILIES, Family
 from blockskip.loading.selected import selected_split
 from blockskip.loading.source import ModelSource
 from blockskip.method.split import Split
@@ -33,6 +33,20 @@ def resolutions(config: Config, source: ModelSource) -> tuple[int, int]:
     return full, config.data.resolution or min(half, largest or half)
 
 
+def check_positions(config: Config, source: ModelSource) -> None:
+    """See that a model can be told where in its picture a patch lies, if it is to be.
+
+    Raises:
+        UserError: it is not given the positions of its tokens.
+    """
+    if config.patches.positions == "picture" and not source.family.takes_positions:
+        able = ", ".join(family.name for family in FAMILIES if family.takes_positions)
+        raise UserError(
+            f'patches.positions = "picture" needs a model that is given the positions of its tokens ({able}); '
+            f'{source.family.name} is not: leave it at "patch".'
+        )
+
+
 def resolved(config: Config, source: ModelSource, full: int, resolution: int, device: torch.device) -> Config:
     """The config with every default filled in that depends on the model or the device.
 
@@ -43,6 +57,8 @@ def resolved(config: Config, source: ModelSource, full: int, resolution: int, de
     data = dataclasses.replace(
         config.data, full_resolution=full, resolution=resolution,
         text_length=config.data.text_length or source.text_length,
+        images=config.data.images and _absolute(config.data.images),
+        class_images=config.data.class_images and _absolute(config.data.class_images),
     )  # fmt: skip
     sigma = dataclasses.replace(
         config.sigma, distribution=config.sigma.distribution or defaults.distribution,
@@ -61,9 +77,15 @@ def resolved(config: Config, source: ModelSource, full: int, resolution: int, de
         config.model,
         dtype=dtype,
         path=str(source.folder.resolve()) if local else config.model.path,
+        transformer=config.model.transformer and _absolute(config.model.transformer),
         base_adapters=tuple(str(Path(path).expanduser().resolve()) for path in config.model.base_adapters),
     )
     return dataclasses.replace(config, model=model, data=data, sigma=sigma, lora=lora, train=train)
+
+
+def _absolute(path: str) -> str:
+    """A path as it is found from any directory."""
+    return str(Path(path).expanduser().absolute())
 
 
 def conflicts(config: Config) -> list[str]:

@@ -6,7 +6,8 @@ import functools
 import importlib
 import json
 import os
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from blockskip import builtin
 from blockskip.errors import UserError
 from blockskip.families import Family, family_of
+from blockskip.loading.single_file import SingleFile, open_single_file
 
 #: Second copies of weights in 16 bits, which are not read.
 VARIANTS = ["*.fp16.*", "*.bf16.*"]
@@ -36,6 +38,7 @@ class ModelSource:
         family: its architecture.
         settings: of ``builtin.json``, if the folder has one: the call that suits the model (``call``).
         hub: (repository, revision) when parts are still to be fetched.
+        single: the file that the transformer's weights come from, if not from the folder.
     """
 
     name: str
@@ -43,6 +46,7 @@ class ModelSource:
     family: Family
     settings: dict[str, Any] = field(default_factory=dict)
     hub: tuple[str, str | None] | None = None
+    single: SingleFile | None = None
 
     def config(self, part: str) -> dict[str, Any]:
         """The config of a part, ``transformer`` or ``vae`` for example.
@@ -58,7 +62,9 @@ class ModelSource:
         return config
 
     def part_folder(self, part: str) -> Path:
-        """The folder of a part with its weights, fetched from the hub when they are not there yet."""
+        """The folder of a part with its weights, fetched from the hub or converted when they are not there yet."""
+        if part == "transformer" and self.single is not None:
+            return self.single.folder()
         if self.hub is not None:
             _fetch(*self.hub, tuple(f"{part}/{pattern}" for pattern in (*SETTINGS, "*.safetensors")))
         return self.folder / part
@@ -70,16 +76,19 @@ class ModelSource:
             if isinstance(entry, list) and len(entry) == 2 and all(isinstance(name, str) for name in entry):
                 getattr(importlib.import_module(entry[0]), entry[1])
 
-    def load(self, part: str, dtype: torch.dtype | None = None) -> Any:
-        """A tokenizer, scheduler or model of the pipeline, by the class that ``model_index.json`` names."""
+    def part_class(self, part: str) -> Any:
+        """The class that ``load`` makes a part of, as ``model_index.json`` names it."""
         library, class_name = json.loads((self.folder / "model_index.json").read_text(encoding="utf-8"))[part]
         if class_name.endswith("Processor"):  # of text and pictures, which needs more packages: here it gets text only
             class_name = "AutoTokenizer"
-        cls = getattr(importlib.import_module(library), class_name)
-        folder = self.part_folder(part)
+        return getattr(importlib.import_module(library), class_name)
+
+    def load(self, part: str, dtype: torch.dtype | None = None) -> Any:
+        """A tokenizer, scheduler or model of the pipeline, by the class that ``model_index.json`` names."""
+        cls, folder = self.part_class(part), self.part_folder(part)
         if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
             return cls.from_pretrained(folder)
-        if library == "transformers":
+        if cls.__module__.partition(".")[0] == "transformers":
             transformers_logging.disable_progress_bar()
             model = cls.from_pretrained(folder, dtype=dtype)
         else:
@@ -115,8 +124,11 @@ class ModelSource:
         return int(self.settings.get("call", {}).get("max_sequence_length", self.family.defaults.text_length))
 
 
-def open_model(path: str, revision: str | None = None) -> ModelSource:
+def open_model(path: str, revision: str | None = None, transformer: str | None = None) -> ModelSource:
     """The source of a built-in model (``builtin``, ``builtin-sana``), a folder or a hub id; reads settings only.
+
+    Args:
+        transformer: a file to take the transformer's weights from, instead of the pipeline's own.
 
     Raises:
         UserError: there is no such model, it is not a pipeline, it needs a login, or its class is not supported.
@@ -128,8 +140,11 @@ def open_model(path: str, revision: str | None = None) -> ModelSource:
         folder = Path(path).expanduser()
     elif Path(path).suffix in (".safetensors", ".gguf", ".ckpt", ".pt", ".bin") or Path(path).is_file():
         lora = _is_lora(Path(path).expanduser())
-        what = f"a LoRA; {AS_LORA}" if lora else "a single file; give a diffusers folder or a hub id instead"
-        raise UserError(f'model.path = "{path}" is {what}.')
+        single = (
+            "a single file: give the folder or hub id of its pipeline as --model, which has the text encoders and the "
+            "autoencoder, and the file as --model.transformer"
+        )
+        raise UserError(f'model.path = "{path}" is {f"a LoRA; {AS_LORA}" if lora else single}.')
     elif path.count("/") == 1 and not path.startswith((".", "~", "/")):
         hub = (path, revision)
         patterns = ("model_index.json", *(f"*/{pattern}" for pattern in SETTINGS))
@@ -157,12 +172,20 @@ def open_model(path: str, revision: str | None = None) -> ModelSource:
     except ValueError:
         raise UserError(f'model.path = "{path}": its builtin.json is damaged; fetch the model again.') from None
     source = ModelSource(path, folder, family, found, hub)
+    parts = ["transformer", "vae", *(encoder for _, encoder in source.text_parts)]
+    missing = [part for part in parts if not any(pipeline.get(part) or ())]
     if hub is None:
-        parts = ["transformer", "vae", *(encoder for _, encoder in source.text_parts)]
-        missing = [part for part in parts if not (folder / part / "config.json").is_file()]
-        if missing:
-            raise UserError(f'model.path = "{path}" lacks {", ".join(missing)}; give a complete diffusers pipeline.')
-    return source
+        missing = [part for part in parts if part in missing or not (folder / part / "config.json").is_file()]
+    if missing:
+        raise UserError(f'model.path = "{path}" lacks {_lacked(family, missing)}.')
+    return source if transformer is None else replace(source, single=open_single_file(transformer, source))
+
+
+def _lacked(family: Family, missing: Sequence[str]) -> str:
+    """Parts that a pipeline lacks, and what to give instead: the end of a sentence."""
+    given = [f"{part} from {family.elsewhere[part]}" for part in missing if part in family.elsewhere]
+    advice = "give a complete diffusers pipeline"
+    return f"{', '.join(missing)}; {advice}" + (f", with {', '.join(given)} (README, Limits)" if given else "")
 
 
 def _no_pipeline(folder: Path) -> str:

@@ -10,10 +10,9 @@ from typing import Any, Literal, Protocol
 import diffusers
 import torch
 from accelerate import init_empty_weights
-from diffusers.utils import logging as diffusers_logging
 from torch import nn
 
-from blockskip.families import Family
+from blockskip.loading.construction import changed_after_construction
 from blockskip.loading.quantized import Quantization, fill_quantized
 from blockskip.loading.source import ModelSource
 from blockskip.loading.weights import Weights
@@ -27,34 +26,6 @@ class Adapters(Protocol):
 
     def attach(self, module: nn.Module, prefix: str = "", device: torch.device | None = None) -> None:
         """Let the adapters act on every layer below ``module``, whose full name is ``prefix``."""
-
-
-@contextmanager
-def _stubs_after_construction(
-    cls: Any, family: Family, skip: Sequence[int] | None, removed: dict[int, nn.Module]
-) -> Iterator[None]:
-    """Let ``cls.from_config`` give a model with stubs, so that ``from_pretrained`` never fills skipped blocks."""
-    original = cls.__dict__.get("from_config")
-
-    def from_config(config: Any, **kwargs: Any) -> Any:
-        made = original.__func__(cls, config, **kwargs) if original else super(cls, cls).from_config(config, **kwargs)
-        model = made[0] if isinstance(made, tuple) else made
-        family.prepare(model)
-        layout = family.layout
-        removed.update(install_stubs(model, layout, range(layout.count(model)) if skip is None else skip))
-        return made
-
-    verbosity = diffusers_logging.get_verbosity()
-    diffusers_logging.set_verbosity_error()
-    cls.from_config = from_config
-    try:
-        yield
-    finally:
-        diffusers_logging.set_verbosity(verbosity)
-        if original is None:
-            del cls.from_config
-        else:
-            cls.from_config = original
 
 
 def empty_transformer(source: ModelSource) -> nn.Module:
@@ -97,9 +68,15 @@ def load_transformer(
 def _load(
     source: ModelSource, skip: Sequence[int] | None, dtype: torch.dtype, device: torch.device, adapters: Adapters | None
 ) -> tuple[nn.Module, dict[int, nn.Module]]:
-    cls = getattr(diffusers, source.family.transformer_class)
+    cls, family = getattr(diffusers, source.family.transformer_class), source.family
     removed: dict[int, nn.Module] = {}
-    with _stubs_after_construction(cls, source.family, skip, removed):
+
+    def install(model: nn.Module) -> None:
+        family.prepare(model)
+        layout = family.layout
+        removed.update(install_stubs(model, layout, range(layout.count(model)) if skip is None else skip))
+
+    with changed_after_construction(cls, install):
         model = cls.from_pretrained(source.part_folder("transformer"), torch_dtype=dtype)
     model = model.requires_grad_(False).eval().to(device)
     if adapters is not None:

@@ -79,6 +79,12 @@ def _open(file: Path):  # type: ignore[no-untyped-def]
         raise UserError(f'The weights file "{file}" cannot be read ({error}); fetch it again.') from None
 
 
+def files_identity(folder: Path) -> str:
+    """The hash of all files of a part without weights, a tokenizer or a scheduler: of their names and contents."""
+    files = [(file.name, file_sha256(file)) for file in sorted(folder.glob("*")) if file.is_file()]
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
+
+
 def file_identity(file: Path) -> str:
     """The sha256 of a weights file: the hub's own hash, else computed once and remembered by path, size and time."""
     resolved = file.resolve()
@@ -86,28 +92,46 @@ def file_identity(file: Path) -> str:
         return resolved.name
     status = resolved.stat()
     entry = f"{resolved}|{status.st_size}|{status.st_mtime_ns}"
-    memory = _memory_file()
-    try:
-        known = json.loads(memory.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        known = {}
-    if not isinstance(known, dict):
-        known = {}
+    known = _known()
     if entry not in known:
         if status.st_size > 2**31:
             say(f"Reading {resolved.name} once, to know it again ({status.st_size / 2**30:.0f} GiB).")
         known[entry] = file_sha256(resolved)
-        try:
-            memory.parent.mkdir(parents=True, exist_ok=True)
-            temporary = memory.with_name(f"{memory.name}.{os.getpid()}")
-            temporary.write_text(json.dumps(known, indent=1), encoding="utf-8")
-            temporary.replace(memory)
-        except OSError:
-            pass  # a read-only home costs the next run some hashing, nothing else
+        _remember(known)
     return str(known[entry])
 
 
-def _memory_file() -> Path:
+def remember_identity(file: Path, digest: str) -> None:
+    """Spare ``file_identity`` the reading of a file that was just written and hashed."""
+    resolved, status = file.resolve(), file.stat()
+    _remember(_known() | {f"{resolved}|{status.st_size}|{status.st_mtime_ns}": digest})
+
+
+def _known() -> dict[str, str]:
+    try:
+        known = json.loads(_memory_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _remember(known: dict[str, str]) -> None:
+    memory = _memory_file()
+    try:
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        temporary = memory.with_name(f"{memory.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(known, indent=1), encoding="utf-8")
+        temporary.replace(memory)
+    except OSError:
+        pass  # a read-only home costs the next run some hashing, nothing else
+
+
+def cache_folder() -> Path:
+    """Where the package keeps what it need not make again, for all runs: ``BLOCKSKIP_CACHE``, else in the home."""
     if own := os.environ.get("BLOCKSKIP_CACHE"):
-        return Path(own) / "weights.json"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blockskip" / "weights.json"
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blockskip"
+
+
+def _memory_file() -> Path:
+    return cache_folder() / "weights.json"

@@ -20,6 +20,8 @@ CPU = torch.device("cpu")
 #: interpreter's objects and what allocators keep. Measured for both built-in models: 16 to 56 MiB
 #: (``python -m benchmarks.memory_measured``).
 RUNTIME = 32 * 2**20
+#: Where the patches of a group lie in their pictures, (B, 4); None where each is as a picture of its own.
+Places = torch.Tensor | None
 
 
 def bytes_of(tensors: Mapping[str, torch.Tensor]) -> int:
@@ -52,11 +54,12 @@ def latent_shape(setting: Setting, width: int, height: int) -> tuple[int, int, i
     return setting.source.family.latent_channels(vae), height // factor, width // factor
 
 
-def new_group(setting: Setting, text: Text) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Text]:
-    """Latents, noise, noise levels and text of a group of samples."""
+def new_group(setting: Setting, text: Text) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Text, Places]:
+    """Latents, noise, noise levels and text of a group of samples, and their patches' places if they keep them."""
     batch = setting.config.train.batch_size
     shape = (batch, *latent_shape(setting, *setting.size))
-    return new(shape), new(shape), new((batch,)), new_text(text, batch)
+    places = new((batch, 4)) if setting.config.patches.positions == "picture" else None
+    return new(shape), new(shape), new((batch,)), new_text(text, batch), places
 
 
 def reading(setting: Setting, part: str, mapped: int, converted: int) -> dict[str, int]:

@@ -15,7 +15,7 @@ from blockskip.loading.encoders import TOGETHER, layer_names
 from blockskip.planner.around import bytes_of, finish, kernel, latent_shape, new, reading
 from blockskip.planner.counting import LiveBytes
 from blockskip.planner.fakes import visiting_layers
-from blockskip.planner.parts import empty_part, fake, fake_tensors, stored_dtype
+from blockskip.planner.parts import empty_autoencoder, empty_part, fake, fake_tensors, stored_dtype
 from blockskip.planner.plan import PhasePlan
 from blockskip.planner.setting import Setting
 
@@ -110,10 +110,10 @@ def _placed(encoder: nn.Module, layers: list[str], live: LiveBytes) -> Iterator[
 
 
 def encode_pictures(setting: Setting) -> PhasePlan:
-    """The autoencoder over one group at a time."""
+    """The autoencoder, without its decoder, over one group at a time."""
     source, config = setting.source, setting.config
     batch, (width, height) = config.train.batch_size, setting.size
-    vae = empty_part(source, "vae", setting.dtype)
+    vae = empty_autoencoder(source, "encoder", setting.dtype)
     with fake_tensors():
         live = LiveBytes()
         with live:

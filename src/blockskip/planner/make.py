@@ -15,6 +15,7 @@ import transformers
 from blockskip import __version__
 from blockskip.adapters.frozen import FrozenAdapters
 from blockskip.keys import file_sha256
+from blockskip.loading.weights import cache_folder
 from blockskip.planner import encoding, phases
 from blockskip.planner.parts import configs_of, stored_dtype
 from blockskip.planner.plan import PhasePlan, Plan
@@ -92,9 +93,7 @@ def _memory(setting: Setting, previews: bool) -> Path:
         type(setting.rule).__qualname__, previews, _own_code(),
     ]  # fmt: skip
     name = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:32]
-    folder = os.environ.get("BLOCKSKIP_CACHE")
-    base = Path(folder) if folder else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blockskip"
-    return base / "plans" / f"{name}.json"
+    return cache_folder() / "plans" / f"{name}.json"
 
 
 def _own_code() -> str:

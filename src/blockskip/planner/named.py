@@ -12,7 +12,9 @@ from typing import Any
 
 from blockskip.errors import UserError
 from blockskip.families import family_of
+from blockskip.loading.single_file import open_single_file
 from blockskip.loading.source import ModelSource, open_model
+from blockskip.units import size as in_units
 
 FOLDER = Path(__file__).parent / "models"
 
@@ -22,15 +24,28 @@ def named_models() -> list[str]:
     return sorted(path.name.replace("--", "/") for path in FOLDER.iterdir() if path.is_dir())
 
 
-def open_for_plan(path: str, revision: str | None = None) -> tuple[ModelSource, tuple[str, ...]]:
-    """The configs of a model, and what has to be said about them. No weights are read or fetched.
+def open_for_plan(
+    path: str, revision: str | None = None, transformer: str | None = None
+) -> tuple[ModelSource, tuple[str, ...]]:
+    """The configs of a model, and what has to be said about them. No weights are read, fetched or converted.
 
     Args:
         path: what ``model.path`` takes, or a transformer's ``config.json``.
+        transformer: what ``model.transformer`` takes.
 
     Raises:
-        UserError: there is no such model, or its class is not supported.
+        UserError: there is no such model, or its class is not supported, or the transformer is not of it.
     """
+    source, remarks = _opened(path, revision)
+    if transformer is None:
+        return source, remarks
+    single = open_single_file(transformer, source)
+    if not single.as_it_is:
+        remarks = (*remarks, f"The first run converts {single.path.name}: {in_units(single.size)} of disk, kept.")
+    return replace(source, single=single), remarks
+
+
+def _opened(path: str, revision: str | None) -> tuple[ModelSource, tuple[str, ...]]:
     file = Path(path).expanduser()
     if file.is_file() and file.suffix == ".json":
         return _bare(file)

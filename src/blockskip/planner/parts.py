@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig
 
 from blockskip.errors import UserError
+from blockskip.loading.autoencoder import Half, keep_half
 from blockskip.loading.source import ModelSource
 from blockskip.loading.weights import Weights
 
@@ -39,10 +40,19 @@ def empty_part(source: ModelSource, part: str, dtype: torch.dtype) -> Any:
             model = cls(AutoConfig.from_pretrained(source.folder / part))
         else:
             model = cls.from_config(source.config(part))
+    if part == "transformer":
+        source.family.prepare(model)
     if library == "transformers":
         model.tie_weights()  # what was tied came apart on its way to the meta device
     cast(model, dtype)
     return model.requires_grad_(False).eval()
+
+
+def empty_autoencoder(source: ModelSource, half: Half, dtype: torch.dtype) -> Any:
+    """The autoencoder as ``load_autoencoder`` gives it, its parameters on the meta device."""
+    vae = empty_part(source, "vae", dtype)
+    keep_half(vae, half)
+    return vae
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> None:
@@ -101,13 +111,16 @@ def module_bytes(model: nn.Module) -> int:
 
 
 def stored_dtype(source: ModelSource, part: str) -> torch.dtype:
-    """In which dtype the part's weights lie on disk, told by one tensor; bfloat16 where no file is at hand."""
-    with contextlib.suppress(UserError, SafetensorError, OSError, StopIteration):
+    """In which dtype the part's weights lie on disk, told by one floating tensor; bfloat16 where no file is at hand."""
+    if part == "transformer" and source.single is not None:
+        return source.single.dtype
+    with contextlib.suppress(UserError, SafetensorError, OSError):
         if source.hub is None:
-            files = Weights(source.folder / part).files
-            name, file = next(iter(files.items()))
-            with safe_open(file, framework="pt") as tensors:
-                return _DTYPES.get(tensors.get_slice(name).get_dtype(), torch.bfloat16)
+            for name, file in Weights(source.folder / part).files.items():
+                with safe_open(file, framework="pt") as tensors:
+                    dtype = _DTYPES.get(tensors.get_slice(name).get_dtype())
+                if dtype is not None:  # FLUX.2's autoencoder begins with a count of batches
+                    return dtype
     return torch.bfloat16
 
 

@@ -141,8 +141,8 @@ def _ahead(setting: Setting, ahead: AheadOfBlocks, outputs: list[Any], index: in
 
 def _inputs(setting: Setting, text: Text) -> dict[str, object]:
     family, config = setting.source.family, setting.source.config("transformer")
-    latents, noise, sigma, own = new_group(setting, text)
-    return family.noisy_inputs(config, latents, noise, sigma, own, setting.guidance, setting.dtype)
+    *drawn, places = new_group(setting, text)
+    return family.noisy_inputs(config, *drawn, setting.guidance, setting.dtype, places)
 
 
 def _here(setting: Setting, state: State | None) -> State | None:
@@ -207,10 +207,10 @@ def _train(setting: Setting, text: Text, features: Features, adapters: FrozenAda
         live.reset_peaks()
         live.flops, weights = 0, live.now["weights"]
         with live.role("other"):
-            latents, noise, sigma, own = new_group(setting, text)
+            latents, noise, sigma, own, places = new_group(setting, text)
             weight = new((config.train.batch_size,))
             stored = {name: new(tuple(value.shape), value.dtype) for name, value in features.items()}
-        batch = MicroBatch(latents, noise, sigma, weight, own, stored).needed(setting.family)
+        batch = MicroBatch(latents, noise, sigma, weight, own, stored, places).needed(setting.family)
         del own
         own_config = source.config("transformer")
         with kernel(setting):

@@ -24,7 +24,7 @@ from blockskip.planner.counting import HOST, LiveBytes
 from blockskip.planner.encoding import Encoder, prompts_encoded
 from blockskip.planner.fakes import Different, FakeBlocks
 from blockskip.planner.lisa import changed_bytes
-from blockskip.planner.parts import empty_part, fake, fake_tensors, stored_dtype
+from blockskip.planner.parts import empty_autoencoder, empty_part, fake, fake_tensors, stored_dtype
 from blockskip.planner.plan import PhasePlan
 from blockskip.planner.setting import Setting
 from blockskip.preview.denoise import velocity
@@ -168,10 +168,10 @@ def remembered(source: ModelSource) -> int:
 
 
 def decoding(setting: Setting, picture: Drawn) -> PhasePlan:
-    """Every picture on its own; those that are finished wait in host memory."""
+    """Every picture on its own, by the autoencoder without its encoder; those that are finished wait in host memory."""
     source, live = setting.source, LiveBytes()
     dtype = torch.float32 if setting.dtype == torch.float16 else setting.dtype
-    vae = empty_part(source, "vae", dtype)
+    vae = empty_autoencoder(source, "decoder", dtype)
     latents = latent_shape(setting, picture.width, picture.height)
     with fake_tensors():
         pairs = _adapter(setting)

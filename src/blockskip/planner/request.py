@@ -15,6 +15,7 @@ from blockskip.errors import UserError
 from blockskip.loading.quantized import check_quantization
 from blockskip.loading.resolved import conflicts, resolutions
 from blockskip.loading.source import ModelSource
+from blockskip.loading.transformer import empty_transformer
 from blockskip.planner.make import make_plan
 from blockskip.planner.named import open_for_plan
 from blockskip.planner.plan import Plan
@@ -92,7 +93,7 @@ def make_request(config: Config) -> Request:
     for name, size in (("window", config.features.window), ("disk", config.features.disk)):
         if size:
             attempt(size_in_bytes, f"features.{name}", size)
-    opened = attempt(open_for_plan, config.model.path, config.model.revision)
+    opened = attempt(open_for_plan, config.model.path, config.model.revision, config.model.transformer)
     if opened is None or device is None:
         raise UserError(problems)
     source, remarks = opened
@@ -115,7 +116,8 @@ def make_request(config: Config) -> Request:
     if device.type in ("cpu", "mps"):
         remarks = (*remarks, "Device and host are one memory here: host memory includes what is on the device.")
     if setting.split_source is None:
-        remarks = (*remarks, unmeasured(setting.split))
+        blocks = source.family.layout.counts(empty_transformer(source))
+        remarks = (*remarks, unmeasured(setting.split, source.family.name, blocks))
     return Request(config, setting, remarks)
 
 

@@ -14,6 +14,7 @@ from blockskip.errors import UserError
 from blockskip.families import Family
 from blockskip.features.rules import load_rule
 from blockskip.loading.resolved import (
+    check_positions,
     fixed_split,
     resident_blocks,
     resolutions,
@@ -119,6 +120,7 @@ def make_setting(
     Raises:
         UserError: the settings cannot be used with the model.
     """
+    check_positions(config, source)
     full, resolution = resolutions(config, source)
     stride = source.pixel_stride
     for key, value in (("data.resolution", resolution), ("data.full_resolution", full)):

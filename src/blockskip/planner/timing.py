@@ -125,7 +125,9 @@ def _inputs(
     latents, noise = torch.randn(shape).to(device), torch.randn(shape).to(device)
     sigma = torch.full((batch,), 0.5, device=device)
     family, config = setting.source.family, setting.source.config("transformer")
-    return family.noisy_inputs(config, latents, noise, sigma, stack_text([dict(text)] * batch), setting.guidance, dtype)
+    places = torch.rand(batch, 4).to(device) if setting.config.patches.positions == "picture" else None
+    own = stack_text([dict(text)] * batch)
+    return family.noisy_inputs(config, latents, noise, sigma, own, setting.guidance, dtype, places)
 
 
 def _time(

@@ -12,6 +12,7 @@ from PIL import Image
 
 from blockskip.errors import RunError, UserError
 from blockskip.families import Text, stack_text
+from blockskip.loading.autoencoder import load_autoencoder
 from blockskip.loading.source import ModelSource
 from blockskip.loading.transformer import Adapters, StreamedTransformer, load_transformer
 from blockskip.memory import release
@@ -135,7 +136,7 @@ def decode(
         RunError: the decoder gave values that are not finite.
     """
     safe = torch.float32 if dtype == torch.float16 else dtype
-    vae = source.load("vae", safe).to(device)
+    vae = load_autoencoder(source, "decoder", safe, device)
     pictures = [_picture(source, vae, one, safe, device) for one in latents]
     del vae
     release()

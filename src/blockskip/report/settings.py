@@ -9,7 +9,7 @@ from typing import Any
 import tomli_w
 
 #: Keys whose values are always paths.
-PATHS = ("output", "data.images", "data.class_images", "features.cache", "model.base_adapters")
+PATHS = ("output", "data.images", "data.class_images", "features.cache", "model.transformer", "model.base_adapters")
 #: What shows that any other text is one: a root, a drive, a home, a relative beginning, or a backslash.
 _LOCAL = re.compile(r"^(/|~|\.{1,2}([/\\]|$)|[A-Za-z]:[/\\]|file:)|\\")
 

@@ -62,6 +62,7 @@ def header(prepared: Prepared, base: str) -> dict[str, str]:
     config, source = prepared.config, prepared.source
     assert config.lora.lora_alpha is not None
     name = config.model.path if source.hub or config.model.path in builtin.MODELS else source.folder.name
+    name = name if source.single is None else source.single.path.stem
     entries = {
         DIFFUSERS_KEY: lora_header(prepared.targets, config.lora.rank, config.lora.lora_alpha),
         "modelspec.sai_model_spec": "1.0.0",

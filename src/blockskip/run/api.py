@@ -47,7 +47,8 @@ def train(config: Config | None = None, **settings: Any) -> RunResult:
     """
     prepared = prepare(_config(config, settings))
     if prepared.split_source is None:
-        say(unmeasured(prepared.split))
+        family = prepared.source.family
+        say(unmeasured(prepared.split, family.name, family.layout.counts(empty_transformer(prepared.source))))
     result = run(prepared)
     try:
         write_run_report(result)
@@ -74,6 +75,7 @@ def generate(
     lora: str | Path | None = None,
     *,
     model: str | Path | None = None,
+    transformer: str | Path | None = None,
     images: int = 1,
     seed: int = 0,
     height: int | None = None,
@@ -92,6 +94,7 @@ def generate(
         prompt: one prompt or several; the result holds all pictures of the first, then of the second, ...
         lora: a run's output folder, its adapter folder or a LoRA file; None draws with the base.
         model: default: the base that the run in ``lora`` was trained on, else ``builtin``.
+        transformer: a file to take the transformer's weights from; default: with that base, the run's.
         images: pictures of each prompt, with seeds ``seed``, ``seed + 1``, ...
         stream: load one block, and one layer of a text encoder, at a time.
         batch_size: pictures that go through the transformer together.
@@ -104,12 +107,14 @@ def generate(
         raise UserError(f"images = {images} is too small; it must be at least 1.")
     prompts = (prompt,) if isinstance(prompt, str) else tuple(prompt)
     base, revision, adapters = None if model is None else str(model), None, []
+    single = None if transformer is None else str(transformer)
     if lora is not None:
         saved = _saved_settings(Path(lora).expanduser())
         if base is None:
             base, revision = saved.get("path"), saved.get("revision")
+            single = single or saved.get("transformer")
         adapters = list(saved.get("base_adapters", ()))
-    source = open_model(base or "builtin", revision)
+    source = open_model(base or "builtin", revision, single)
     frozen = FrozenAdapters(adapters)
     given = FrozenAdapters([str(lora)] if lora is not None else [], lora_scale, "lora")
     empty = empty_transformer(source)

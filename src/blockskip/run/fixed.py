@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 from blockskip.data.pixels import load_pixels
 from blockskip.encoding.text import encode_prompts
 from blockskip.families import Family, Text, stack_text
+from blockskip.loading.autoencoder import load_autoencoder
 from blockskip.loading.source import ModelSource
 from blockskip.loading.transformer import Adapters, StreamedTransformer, load_transformer
 from blockskip.memory import release
@@ -82,7 +83,7 @@ def fixed_samples(
     family, config = source.family, source.config("vae")
     factor = family.vae_factor(config)
     shape = (family.latent_channels(config), size[1] // factor, size[0] // factor)
-    vae = source.load("vae", dtype).to(device)
+    vae = load_autoencoder(source, "encoder", dtype, device)
     latents = []
     for index, path in enumerate(pictures):
         pixels = _middle(path, size)[None].to(device, dtype)

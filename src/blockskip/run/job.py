@@ -180,6 +180,7 @@ class _Job:
         self._count_disk()
         self.records.save()
         self.texts: dict[str, Text] = {caption: self.text_store.read(key) for caption, key in self.text_keys.items()}
+        self.places = prepared.places
         self.feature_keys = self._feature_keys()
         done = checkpoint.step if checkpoint else 0
         every = self.config.preview.every if self.config.preview.prompts else 0
@@ -208,8 +209,9 @@ class _Job:
                 tuple(sample.sigma for sample in group.samples), tuple(sample.noise_seed for sample in group.samples),
                 prepared.guidance, self.source.family.name,
                 f"{prepared.dtype} on {prepared.device.type}", self.config.features.dtype,
+                () if places is None else tuple(map(tuple, places.tolist())),
             ))
-            for group, pixels in zip(prepared.schedule.groups, self.pixel_keys, strict=True)
+            for group, pixels, places in zip(prepared.schedule.groups, self.pixel_keys, self.places, strict=True)
         ]  # fmt: skip
 
     @property
@@ -220,9 +222,8 @@ class _Job:
         group = self.prepared.schedule.groups[index]
         latents = self.pixel_store.read(self.pixel_keys[index])["latents"]
         text = stack_text([self.texts[sample.caption] for sample in group.samples])
-        return Input(
-            self.feature_keys[index], latents, noise(group.samples, latents.shape[1:]), sigmas(group.samples), text
-        )
+        drawn = (noise(group.samples, latents.shape[1:]), sigmas(group.samples))
+        return Input(self.feature_keys[index], latents, *drawn, text, self.places[index])
 
     def _groups_on_disk(self) -> int | None:
         """How many groups' features the disk budget allows; None while no group tells how large one is."""
@@ -309,7 +310,8 @@ class _Job:
         schedule = self.prepared.schedule
         order = [schedule.group_of(micro) for micro in range(start * accumulation, until * accumulation)]
         features = (self.feature_store, self.feature_keys) if self._needs_features else None
-        return micro_batches(order, schedule.groups, self.texts, (self.pixel_store, self.pixel_keys), features)
+        pixels = (self.pixel_store, self.pixel_keys)
+        return micro_batches(order, schedule.groups, self.texts, pixels, features, self.places)
 
     # -- what comes out ---------------------------------------------------------------------------------------------
 

@@ -15,11 +15,12 @@ from blockskip.adapters.frozen import FrozenAdapters
 from blockskip.adapters.lora import target_names
 from blockskip.config import Config
 from blockskip.data.pictures import read_pictures
-from blockskip.data.schedule import Schedule, make_schedule
+from blockskip.data.schedule import Schedule, make_schedule, sample_places
 from blockskip.errors import UserError
 from blockskip.features.rules import load_rule
 from blockskip.loading.quantized import check_quantization
 from blockskip.loading.resolved import (
+    check_positions,
     conflicts,
     fixed_split,
     resident_blocks,
@@ -43,8 +44,8 @@ MAY_CHANGE = {
     "output", "train.steps", "train.learning_rate", "train.lr_scheduler", "train.lr_warmup_steps", "train.weight_decay",
     "train.max_grad_norm", "train.checkpoint_every", "train.checkpoints_total_limit", "features.window",
     "features.disk", "features.cache", "features.keep", "data.images", "data.class_images", "model.path",
-    "model.base_adapters", "model.stream_text_encoders", "skip.rule", "train.gradient_checkpointing",
-    "train.stream_middle", "train.device",
+    "model.transformer", "model.base_adapters", "model.stream_text_encoders", "skip.rule",
+    "train.gradient_checkpointing", "train.stream_middle", "train.device",
 }  # fmt: skip
 
 
@@ -112,6 +113,13 @@ class Prepared:
         """The blocks whose weights are in memory all the time while training."""
         return resident_blocks(self.config, self.split, self.num_blocks)
 
+    @property
+    def places(self) -> list[torch.Tensor | None]:
+        """Where each group's patches lie in their pictures, (B, 4); None where each is as a picture of its own."""
+        if self.config.patches.positions == "patch":
+            return [None] * len(self.schedule.groups)
+        return [sample_places(self.schedule, group, self.source.pixel_stride) for group in self.schedule.groups]
+
     def fingerprint(self) -> dict[str, str]:
         """Of every setting, and of the pictures, that a continued run must share with what was done before."""
         flat = to_flat(self.config)
@@ -156,8 +164,10 @@ def prepare(config: Config) -> Prepared:
     attempt(check_optimizer, config.train.optimizer, device or torch.device("cpu"))
     problems += conflicts(config)
     adapters = attempt(FrozenAdapters, config.model.base_adapters)
-    source = attempt(open_model, config.model.path, config.model.revision)
+    source = attempt(open_model, config.model.path, config.model.revision, config.model.transformer)
     found = None if source is None else attempt(resolutions, config, source)
+    if source is not None:
+        attempt(check_positions, config, source)
     full, resolution = found or (8, 8)  # the pictures are looked at all the same: all problems are told at once
     pictures = []
     if config.data.images:

@@ -47,7 +47,8 @@ def previews(prepared: Prepared, lora: Path, step: int, meter: Meter) -> list[li
         for row in range(len(preview.prompts))
     ]
     adapters = (*prepared.adapters.identity(), file_sha256(lora))
-    argument = PreviewArgument(preview, adapters, config.model.path, prepared.text_length, str(prepared.dtype))
+    model = " ".join(filter(None, (config.model.path, config.model.transformer)))
+    argument = PreviewArgument(preview, adapters, model, prepared.text_length, str(prepared.dtype))
     note, name = folder / f"step-{step:06d}.json", key("preview", argument)
     if _noted(note) == name:
         try:

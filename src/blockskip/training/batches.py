@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
+
 from blockskip.data.noise import noise, sigmas, weights
 from blockskip.data.schedule import Group
 from blockskip.families import Text, stack_text
@@ -17,6 +19,7 @@ def micro_batches(
     texts: Mapping[str, Text],
     pixels: tuple[GroupStore, Sequence[str]],
     features: tuple[GroupStore, Sequence[str]] | None,
+    places: Sequence[torch.Tensor | None] | None = None,
 ) -> Iterator[MicroBatch]:
     """The micro-batches of the groups in ``order``, each valid until the next one is asked for.
 
@@ -25,6 +28,7 @@ def micro_batches(
         texts: conditioning of every caption.
         pixels: the store of latents and the key of every group in it.
         features: the same of features; None when nothing stands in for blocks.
+        places: of every group's patches in their pictures; None where no patch keeps its place.
     """
     store, keys = pixels
     encoded = store.read_ahead([keys[index] for index in order])
@@ -32,4 +36,5 @@ def micro_batches(
     for index, tensors, found in zip(order, encoded, stored, strict=True):
         samples, latents = groups[index].samples, tensors["latents"]
         text = stack_text([texts[sample.caption] for sample in samples])
-        yield MicroBatch(latents, noise(samples, latents.shape[1:]), sigmas(samples), weights(samples), text, found)
+        drawn = (noise(samples, latents.shape[1:]), sigmas(samples), weights(samples))
+        yield MicroBatch(latents, *drawn, text, found, places and places[index])

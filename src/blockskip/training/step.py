@@ -24,6 +24,7 @@ class MicroBatch:
         sigma, weight: (B,) float32.
         text: conditioning tensors, each (B, ...).
         features: what stands in for the skipped spans, int8 or not; empty when nothing is skipped.
+        places: (B, 4) float32 of the patches, where they keep their places in their pictures.
     """
 
     latents: torch.Tensor
@@ -32,6 +33,7 @@ class MicroBatch:
     weight: torch.Tensor
     text: Text
     features: Features
+    places: torch.Tensor | None = None
 
     def needed(self, family: Family) -> MicroBatch:
         """The batch without the text tokens that stored front features stand in for."""
@@ -44,6 +46,7 @@ class MicroBatch:
             self.latents.to(device), self.noise.to(device), self.sigma.to(device), self.weight.to(device),
             {name: _moved(value, device) for name, value in self.text.items()},
             {name: value.to(device) for name, value in self.features.items()},
+            None if self.places is None else self.places.to(device),
         )  # fmt: skip
 
 
@@ -70,7 +73,8 @@ def training_loss(
         dtype: of the frozen base.
     """
     batch = batch.needed(family)
-    inputs = family.noisy_inputs(config, batch.latents, batch.noise, batch.sigma, batch.text, guidance, dtype)
+    drawn = (batch.latents, batch.noise, batch.sigma, batch.text)
+    inputs = family.noisy_inputs(config, *drawn, guidance, dtype, batch.places)
     output = model(dequantize_tokens(batch.features), **inputs)[0]
     target = family.target(batch.latents, batch.noise)
     return flow_matching_loss(family.velocity(output, batch.latents), target, batch.weight)
