@@ -69,7 +69,7 @@ def agreement(found: dict[str, Any]) -> list[str]:
     columns = list(dict.fromkeys(name for row in values.values() for name in row))
     lines = ["| Spearman's rho | " + " | ".join(columns) + " |", "| " + " | ".join(["---"] * (len(columns) + 1)) + " |"]
     for label, row in values.items():
-        cells = (f"{row[name]:.2f}" if name in row else "" for name in columns)
+        cells = ("" if row.get(name) is None else f"{row[name]:.2f}" for name in columns)
         lines.append(f"| {label} | " + " | ".join(cells) + " |")
     return lines
 

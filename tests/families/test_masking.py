@@ -17,7 +17,6 @@ from blockskip.loading.source import ModelSource
 from blockskip.loading.streaming import stream_blocks
 from blockskip.loading.transformer import StreamedTransformer
 from blockskip.method.attention import AttentionNotSeen, TextsOfSeveralLengths
-from blockskip.method.layout import BlockLayout
 from blockskip.method.masking import hidden_text, text_attention
 from blockskip.precision import compute
 from blockskip.preview.denoise import velocity
@@ -25,6 +24,7 @@ from blockskip.training.step import MicroBatch
 from tests.families.groups import CPU, GUIDANCE, distance, forward_inputs, group, random_text, transformer
 from tests.method.bases import Base, first
 from tests.method.probing import assert_text_is_hidden, text_tokens, traces
+from tests.planted import cut_text
 from tests.tiny import randomise
 from tests.tiny_families import TINY
 
@@ -106,26 +106,14 @@ def test_no_gradient_reaches_the_prompt_through_masked_blocks(source: ModelSourc
     assert plain is not None and plain.any()
 
 
-def cut_text(block: nn.Module, layout: BlockLayout) -> None:
-    """Let a block add nothing that it attends to to its image stream."""
-    names = [layout.cross] if layout.cross else ["attn", "attention", "attn1"]
-    attention = getattr(block, next(name for name in names if hasattr(block, name)))
-    with torch.no_grad():
-        if isinstance(getattr(attention, "to_out", None), nn.ModuleList):
-            for parameter in attention.to_out[0].parameters():
-                parameter.zero_()
-        else:  # single blocks of the FLUX kind: one layer for attention and feed-forward
-            both = block.proj_out if hasattr(block, "proj_out") else attention.to_out
-            both.weight[:, : attention.inner_dim].zero_()
-
-
 def test_the_blocks_that_carry_the_text_are_found(source: ModelSource) -> None:
     """Planted in blocks 5 to 7 of eight: masking any other one changes nothing."""
     family, config = source.family, source.config("transformer")
     missing = 8 - family.layout.count(transformer(source))
     cls = getattr(diffusers, family.transformer_class)
-    deeper = {"num_layers": config["num_layers"] + missing} if missing else {}
+    deeper = TINY[family.name].more_blocks(config, missing) if missing else {}
     model = cls.from_config(dict(config, **deeper)).requires_grad_(False)
+    family.prepare(model)
     randomise(model, seed=3)
     blocks = family.layout.blocks(model)
     assert len(blocks) == 8

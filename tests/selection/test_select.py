@@ -21,7 +21,6 @@ from blockskip.evaluation.intervals import rank_correlation
 from blockskip.keys import file_sha256
 from blockskip.loading.source import open_model
 from blockskip.loading.transformer import StreamedTransformer, empty_transformer
-from blockskip.method.layout import BlockLayout
 from blockskip.method.selection import best_split, masked_sets
 from blockskip.method.split import Split
 from blockskip.selection.job import select, table_text, validation_text
@@ -30,24 +29,13 @@ from blockskip.selection.result import Sweep
 from blockskip.selection.subjects import subjects as all_subjects
 from blockskip.selection.validate import validation_subjects
 from blockskip.selection.velocity import SIGMAS, Velocities
+from tests.planted import cut_text
 from tests.selection.small import SMALL, Pixels, request
 from tests.tiny import randomise
 from tests.tiny_families import ALIKE, TINY
 
 #: Blocks that alone carry the text, of ten.
 CARRY = (5, 6, 7)
-
-
-def cut_text(block: torch.nn.Module, layout: BlockLayout) -> None:
-    """Let a block add nothing that it attends to to its image stream."""
-    names = (layout.cross,) if layout.cross else ("attn", "attn1", "attention")
-    attention: Any = next(getattr(block, name) for name in names if hasattr(block, name))
-    out = getattr(attention, "to_out", None)
-    if isinstance(out, torch.nn.ModuleList):
-        for parameter in out[0].parameters():
-            parameter.zero_()
-    else:  # single blocks of FLUX, FLUX.2 and Chroma: one layer for attention and feed-forward
-        (block.proj_out if out is None else out).weight[:, : attention.inner_dim].zero_()
 
 
 def planted(folder: Path, target: Path) -> Path:
@@ -57,8 +45,7 @@ def planted(folder: Path, target: Path) -> Path:
     layout, config = source.family.layout, source.config("transformer")
     missing = 10 - layout.count(empty_transformer(source))
     cls = getattr(diffusers, source.family.transformer_class)
-    layers = next(name for name in ("num_layers", "n_layers", "num_mmdit_layers") if name in config)
-    model = cls.from_config(dict(config, **{layers: config[layers] + missing}))
+    model = cls.from_config(dict(config, **TINY[source.family.name].more_blocks(config, missing)))
     randomise(model, seed=3)
     with torch.no_grad():
         for index, block in enumerate(layout.blocks(model)):

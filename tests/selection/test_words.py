@@ -80,7 +80,7 @@ def test_the_tokens_are_those_that_the_subject_s_letters_move(source: ModelSourc
     one, last, before = attended_text(source, ["a photo of sks dog", "a photo of sks doa", "a photo of sks dag"])
     assert int((one - last).norm(dim=-1).argmax()) in ends
     assert int((one - before).norm(dim=-1).argmax()) in [end - 1 for end in ends]
-    assert len(places) < 9 * len(ends) and len(ends) == (2 if source.family.name == "sd3" else 1)
+    assert len(places) < 9 * len(ends) and len(ends) == {"sd3": 2, "hidream": 3}.get(source.family.name, 1)
 
 
 def test_a_subject_that_was_cut_off_or_is_not_named_is_not_found(flux: ModelSource) -> None:

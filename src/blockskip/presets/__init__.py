@@ -50,17 +50,29 @@ def split_for(family: str, blocks: Sequence[int], ratio: float) -> tuple[Split, 
         ValueError: the ratio is not in [0, 1), or it would leave no block.
     """
     count = skipped_count(ratio, sum(blocks))
-    for preset in presets():
-        if (preset.family, preset.blocks) == (
-            family,
-            tuple(blocks),
-        ) and preset.split.front + preset.split.tail == count:
+    for preset in _of(family, blocks):
+        if preset.split.front + preset.split.tail == count:
             return preset.split, preset.source
     return split_for_ratio(ratio, sum(blocks)), None if count else "nothing is skipped"
 
 
-def unmeasured(split: Split) -> str:
-    """The sentence for a split that was scaled from the paper's shares: what it is, and how to find a better one."""
+def _of(family: str, blocks: Sequence[int]) -> tuple[Preset, ...]:
+    """Those of one model, whatever their ratio."""
+    return tuple(item for item in presets() if (item.family, item.blocks) == (family, tuple(blocks)))
+
+
+def unmeasured(split: Split, family: str = "", blocks: Sequence[int] = ()) -> str:
+    """The sentence for a split that was scaled from the paper's shares: what it is, and how to find a better one.
+
+    Args:
+        family, blocks: of the model, as of ``split_for``; one with splits for other ratios has been measured.
+    """
+    if _of(family, blocks):
+        return (
+            f"The first {split.front} and the last {split.tail} blocks are skipped, the paper's shares for FLUX.1, "
+            "scaled: this model has no split for this ratio that was trained with. What was measured of its blocks "
+            "stands in docs/selection.md; `blockskip select` measures them for any ratio."
+        )
     return (
         f"Nobody has measured which blocks of this model matter: the first {split.front} and the last {split.tail} "
         "are skipped, the paper's shares for FLUX.1. `blockskip select` measures it."

@@ -21,6 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Everything that can be asked for."""
     parser.add_argument("--model", default="builtin", help='as of train (default: "builtin")')
     parser.add_argument("--revision", help="branch, tag or commit of a hub id")
+    parser.add_argument("--model.transformer", dest="transformer", metavar="FILE", help="as of train")
     parser.add_argument(
         "--output", type=Path, default=Path("selection.json"), metavar="FILE",
         help="the result; its figures, and adapters that are trained, lie in the folder of the same name without .json "
@@ -116,5 +117,5 @@ def _request(given: argparse.Namespace) -> Any:
         given.model, given.revision, tuple(given.loras), tuple(given.images), given.prompt, given.count,
         tuple(given.prompts), ratios, probes, given.encoder, given.images_per_prompt, given.seed,
         given.num_inference_steps, given.guidance_scale, given.height, given.width, given.window, training,
-        given.output.expanduser(), given.batch_size, given.stream, given.device, given.dtype,
+        given.output.expanduser(), given.batch_size, given.stream, given.device, given.dtype, given.transformer,
     )  # fmt: skip

@@ -66,9 +66,7 @@ def _curve(axes: Axes, x: Values, mean: Values, low: Values, high: Values, colou
     axes.grid(axis="y", linewidth=0.6, alpha=0.5)
 
 
-def heat_map(
-    path: Path, changes: Values, attention: Values, to: str, sigmas: Sequence[float], names: Sequence[str]
-) -> None:
+def heat_map(path: Path, changes: Values, attention: Values, to: str, sigmas: Sequence[float]) -> None:
     """By block and noise level: the change of velocity with that block alone masked, and its attention to the text.
 
     Args:
@@ -77,13 +75,14 @@ def heat_map(
         attention: (sigmas, blocks).
         to: of which text tokens it is.
     """
-    figure = Figure(figsize=(0.28 * len(names) + 3.2, 5.2), dpi=130, layout="constrained")
+    count = changes.shape[1]
+    figure = Figure(figsize=(0.28 * count + 3.2, 5.2), dpi=130, layout="constrained")
     panels = ((changes, "change of velocity, that block alone masked"), (attention, f"attention to {to}"))
     for axes, (values, title) in zip(figure.subplots(2, 1), panels, strict=True):
         picture = axes.imshow(values, aspect="auto", cmap="viridis", origin="lower", vmin=0)
         axes.set_yticks(range(len(sigmas)), [f"{sigma:g}" for sigma in sigmas])
-        every = max(1, len(names) // 24)
-        axes.set_xticks(range(0, len(names), every))
+        every = max(1, count // 24)
+        axes.set_xticks(range(0, count, every))
         axes.set(ylabel="sigma", xlabel="block")
         axes.set_title(title, fontsize=10, loc="left")
         figure.colorbar(picture, ax=axes)
@@ -96,6 +95,7 @@ def contact_sheet(path: Path, folder: Path, names: Sequence[str], sets: Sequence
     Args:
         path: a PNG file.
         folder: of the pictures, ``<name>-<kind>-<number>.png``.
+        names: with which those of each adapter begin.
 
     Returns:
         Whether there was anything to show.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from blockskip.errors import UserError
+from blockskip.evaluation.encoder import Encoder
 from blockskip.evaluation.encoders import open_encoder
 from blockskip.method.attention import AttentionNotSeen
 from blockskip.method.selection import Masked, masked_sets, single_blocks
@@ -13,7 +14,7 @@ from blockskip.precision import denormals_flushed
 from blockskip.progress import say
 from blockskip.selection import figures
 from blockskip.selection.model import Model, open_for
-from blockskip.selection.pictures import encoder_name, picture_distances
+from blockskip.selection.pictures import encoder_name, kept_names, picture_distances
 from blockskip.selection.request import Request
 from blockskip.selection.result import Sweep, document, write_document
 from blockskip.selection.subjects import Tuned, given, subjects, trained
@@ -34,7 +35,7 @@ def select(request: Request, validated: float | None = None) -> dict[str, Any]:
 
     Raises:
         UserError: something that was given cannot be used; nothing was loaded.
-        RunError: the model's attention cannot be reached, or a training cannot go on.
+        RunError: the model's attention cannot be reached, a training cannot go on, or a value is not finite.
     """
     model = open_for(request)
     counts = request.skipped(model.num_blocks)
@@ -69,7 +70,7 @@ def select(request: Request, validated: float | None = None) -> dict[str, Any]:
     name = encoder_name(encoder) if encoder is not None else "none"
     found = document(model, tuned, name, counts, sweeps, velocities)
     write_document(request.output, found)
-    _draw(model, tuned, sets, sweeps, velocities, found)
+    _draw(model, tuned, sets, encoder, sweeps, velocities, found)
     if validated is not None:
         found["validation"] = validate(model, validated, found, others)
         write_document(request.output, found)
@@ -81,7 +82,7 @@ def _check_pictures(request: Request, tuned: Sequence[Tuned]) -> None:
     if "velocity" in request.probes and lacking:
         raise UserError(
             f"The pictures that {', '.join(lacking)} was trained on are not known, which the probe of velocity needs; "
-            "give --probe pictures."
+            "write their whole path as data.images into the config.toml of the run, or give --probe pictures."
         )
 
 
@@ -89,19 +90,24 @@ def _draw(
     model: Model,
     tuned: Sequence[Tuned],
     sets: Sequence[Masked],
+    encoder: Encoder | None,
     sweeps: dict[str, Sweep],
     velocities: Velocities | None,
     found: dict[str, Any],
 ) -> None:
+    """Figures of this result alone: those that it does not have are taken away, since they would be another one's."""
     folder = model.request.folder
     chosen = {entry["ratio"]: (entry["front"], entry["tail"]) for entry in found["splits"]}
     figures.curves(folder / "curves.png", sweeps, chosen, model.num_blocks)
     if velocities is not None:
         single = velocities.distances.mean((0, 1))[:, -model.num_blocks :]
         attention, to = velocities.attention.mean((0, 1)), found["attention"]["to"]
-        figures.heat_map(folder / "heatmap.png", single, attention, to, SIGMAS, model.names)
-    names = [one.subject.name for one in tuned]
-    figures.contact_sheet(folder / "contact.png", folder / "pictures", names, sets)
+        figures.heat_map(folder / "heatmap.png", single, attention, to, SIGMAS)
+    else:
+        (folder / "heatmap.png").unlink(missing_ok=True)
+    names = [] if encoder is None else kept_names(model, tuned, sets, encoder)
+    if not figures.contact_sheet(folder / "contact.png", folder / "pictures", names, sets):
+        (folder / "contact.png").unlink(missing_ok=True)
     say(f"Figures: {folder}")
 
 
@@ -118,12 +124,16 @@ def table_text(found: dict[str, Any]) -> str:
             + f"   {other}"
         )
     for name, values in found["agreement"].items():
-        parts = ", ".join(f"{kind} {value:.2f}" for kind, value in values.items())
-        lines.append(f"rank correlation of {name} with {found['probe']}: {parts}")
+        lines.append(f"rank correlation of {name} with {found['probe']}: {_correlations(values)}")
     for name, values in found["attention"].get("agreement", {}).items():
-        parts = ", ".join(f"{kind} {value:.2f}" for kind, value in values.items())
-        lines.append(f"rank correlation of attention to {found['attention']['to']} with {name}: {parts}")
+        to = found["attention"]["to"]
+        lines.append(f"rank correlation of attention to {to} with {name}: {_correlations(values)}")
     return "\n".join(lines)
+
+
+def _correlations(values: dict[str, float | None]) -> str:
+    shown = ((kind, "none (all are equal)" if value is None else f"{value:.2f}") for kind, value in values.items())
+    return ", ".join(f"{kind} {value}" for kind, value in shown)
 
 
 def validation_text(found: dict[str, Any]) -> str:

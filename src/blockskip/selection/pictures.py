@@ -12,6 +12,7 @@ from PIL import Image
 
 from blockskip.adapters.frozen import FrozenAdapters
 from blockskip.encoding.text import encode_prompts
+from blockskip.errors import RunError
 from blockskip.evaluation.encoder import Encoder
 from blockskip.evaluation.intervals import Values
 from blockskip.keys import key
@@ -19,7 +20,7 @@ from blockskip.method.selection import Masked
 from blockskip.preview.draw import Drawing, draw
 from blockskip.progress import progress
 from blockskip.run.previews import save_png
-from blockskip.selection.model import Model
+from blockskip.selection.model import Model, Sampling
 from blockskip.selection.subjects import Tuned
 from blockskip.selection.table import Table
 
@@ -28,14 +29,16 @@ from blockskip.selection.table import Table
 class PicturesArgument:
     """Everything that the distances of one prompt depend on."""
 
+    family: str
     model: tuple[str, ...]
+    tokenizers: tuple[str, ...]
+    text_length: int
     adapter: tuple[str, ...]
     prompt: str
     seeds: tuple[int, ...]
     sets: tuple[tuple[int, ...], ...]
     size: tuple[int, int]
-    steps: int | None
-    guidance_scale: float | None
+    sampling: Sampling
     dtype: str
     encoder: str
 
@@ -48,34 +51,55 @@ def picture_distances(
     Args:
         sets: the first one masks nothing.
         table: what is in it already is not drawn again.
-        folder: the pictures of each adapter's first prompt and seed are kept there, ``<subject>-<set>.png``.
+        folder: the pictures of each adapter's first prompt and seed are kept there, ``<kept name>-<set>.png``.
 
     Returns:
         (adapters, prompts * seeds, sets), float64.
+
+    Raises:
+        RunError: the encoder, or the autoencoder, gave values that are not finite.
     """
-    request = model.request
     found = []
-    with progress(sum(len(one.subject.prompts) for one in tuned), "masked pictures") as bar:
-        for one in tuned:
-            adapters = model.adapters(one.adapter)
+    names = [_keys(model, one, sets, encoder) for one in tuned]
+    done = {name for row in names for name in row if table.get(name) is not None}
+    total, start = sum(len(row) for row in names), sum(name in done for row in names for name in row)
+    with progress(total, "masked pictures", start) as bar:
+        for one, row in zip(tuned, names, strict=True):
             rows: list[list[float]] = []
-            for number, prompt in enumerate(one.subject.prompts):
-                argument = PicturesArgument(
-                    model.identity, adapters.identity(), prompt, model.seeds, tuple(item.blocks for item in sets),
-                    model.size, request.steps, request.guidance_scale, str(model.dtype), encoder_name(encoder),
-                )  # fmt: skip
-                name = key("selection", argument)
+            for number, (prompt, name) in enumerate(zip(one.subject.prompts, row, strict=True)):
                 values = table.get(name)
                 if values is None:
-                    pictures = _draw(model, adapters, prompt, sets)
-                    values = [_distances(line, encoder) for line in pictures]
+                    pictures = _draw(model, model.adapters(one.adapter), prompt, sets)
+                    values = [_distances(line, encoder, prompt) for line in pictures]
                     if number == 0:
-                        _keep(folder, one.subject.name, sets, pictures[0])
+                        _keep(folder, _kept_name(one, name), sets, pictures[0])
                     table.add(name, values)
                 rows += values
-                bar.advance()
+                if name not in done:
+                    bar.advance()
             found.append(rows)
     return np.asarray(found, dtype=np.float64)
+
+
+def kept_names(model: Model, tuned: Sequence[Tuned], sets: Sequence[Masked], encoder: Encoder) -> list[str]:
+    """How the names of the kept pictures of each adapter begin: its subject, and what tells other settings apart."""
+    return [_kept_name(one, _keys(model, one, sets, encoder)[0]) for one in tuned]
+
+
+def _kept_name(one: Tuned, name: str) -> str:
+    return f"{one.subject.name}-{name[:12]}"
+
+
+def _keys(model: Model, one: Tuned, sets: Sequence[Masked], encoder: Encoder) -> list[str]:
+    """Of the distances of each prompt."""
+    adapter, hidden = model.adapters(one.adapter).identity(), tuple(item.blocks for item in sets)
+    return [
+        key("selection", PicturesArgument(
+            model.source.family.name, model.identity, model.tokenizers, model.source.text_length, adapter, prompt,
+            model.seeds, hidden, model.size, model.sampling, model.arithmetic, encoder_name(encoder),
+        ))
+        for prompt in one.subject.prompts
+    ]  # fmt: skip
 
 
 def _draw(model: Model, adapters: FrozenAdapters, prompt: str, sets: Sequence[Masked]) -> list[list[Image.Image]]:
@@ -91,8 +115,13 @@ def _draw(model: Model, adapters: FrozenAdapters, prompt: str, sets: Sequence[Ma
     return [flat[start : start + len(sets)] for start in range(0, len(flat), len(sets))]
 
 
-def _distances(pictures: list[Image.Image], encoder: Encoder) -> list[float]:
+def _distances(pictures: list[Image.Image], encoder: Encoder, prompt: str) -> list[float]:
     features = encoder.embed(pictures).double()
+    if not bool(features.isfinite().all()):
+        raise RunError(
+            f'The encoder {encoder_name(encoder)} gave values that are not finite for pictures of "{prompt}"; '
+            "give another --encoder."
+        )
     return [float(value) for value in 1 - features @ features[0]]
 
 

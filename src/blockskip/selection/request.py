@@ -35,6 +35,7 @@ class Request:
         training: settings of the adapters' training, by dotted key.
         output: the result file; what belongs to it lies in the folder of the same name without ``.json``.
         batch_size, stream, device, dtype: how it is computed; the first two change no choice.
+        transformer: as of a run.
     """
 
     model: str = "builtin"
@@ -60,6 +61,7 @@ class Request:
     stream: bool = False
     device: str = "auto"
     dtype: str = "auto"
+    transformer: str | None = None
 
     @property
     def folder(self) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -18,7 +19,6 @@ from blockskip.keys import file_sha256
 from blockskip.loading.selected import FORMAT
 from blockskip.method.selection import Kind, Masked, best_split
 from blockskip.method.split import Split, split_for_ratio
-from blockskip.preview.draw import Drawing
 from blockskip.selection.model import Model
 from blockskip.selection.subjects import Tuned, training_of
 from blockskip.selection.velocity import SIGMAS, Velocities
@@ -94,8 +94,13 @@ def attention_sweep(sets: Sequence[Masked], attention: Values) -> Sweep:
     return Sweep.of(sets, np.stack([by_block[..., list(item.blocks)].sum(-1) for item in sets], axis=-1))
 
 
-def agreement(first: Sweep, second: Sweep, counts: Sequence[int], kinds: Sequence[Kind] = KINDS) -> dict[str, float]:
-    """How well one probe foretells another: Spearman's rho over the sets of each kind, and the splits of each size."""
+def agreement(
+    first: Sweep, second: Sweep, counts: Sequence[int], kinds: Sequence[Kind] = KINDS
+) -> dict[str, float | None]:
+    """How well one probe foretells another: Spearman's rho over the sets of each kind, and the splits of each size.
+
+    None where one of the two finds no difference between them, so that there is no order to compare.
+    """
     found = {}
     for kind in kinds:
         if min(len(first.places(kind)), len(second.places(kind))) > 1:
@@ -108,7 +113,7 @@ def agreement(first: Sweep, second: Sweep, counts: Sequence[int], kinds: Sequenc
                 for sweep in (first, second)
             )  # fmt: skip
             found[f"splits of {count}"] = rank_correlation(one, other)
-    return found
+    return {name: None if math.isnan(value) else value for name, value in found.items()}
 
 
 def document(
@@ -128,6 +133,7 @@ def document(
     """
     request, first, sizes = model.request, next(iter(sweeps.values())), sorted(set(counts.values()))
     others, attention = dict(list(sweeps.items())[1:]), {}
+    chosen = {count: first.split(count) for count in sizes}
     if velocities is not None:
         read = attention_sweep(sweeps["velocity"].sets, velocities.attention)
         unnamed = "the caption" if model.source.family.layout.cross else "all text"
@@ -142,12 +148,15 @@ def document(
     return {
         "format": FORMAT,
         "blockskip": __version__,
-        "model": {"path": request.model, "revision": request.revision, "identity": list(model.identity)},
+        "model": {
+            "path": request.model, "revision": request.revision, "identity": list(model.identity),
+            **({"transformer": request.transformer} if request.transformer else {}),
+        },
         "family": model.source.family.name,
         "blocks": list(model.blocks),
         "probe": next(iter(sweeps)),
         "splits": [
-            {"ratio": ratio, "skipped": count, "front": first.split(count).front, "tail": first.split(count).tail,
+            {"ratio": ratio, "skipped": count, "front": chosen[count].front, "tail": chosen[count].tail,
              "chosen_in": dict(_named(first.chosen_in(count))),
              "other_probes": {name: list(_pair(sweep.split(count))) for name, sweep in others.items()},
              "paper_shares": list(_pair(split_for_ratio(ratio, model.num_blocks)))}
@@ -163,9 +172,7 @@ def document(
 
 def _made_with(model: Model, tuned: Sequence[Tuned], encoder: str, velocities: Velocities | None) -> dict[str, Any]:
     """What the selection can be repeated with; of pictures and adapters the hashes, in the order of their names."""
-    request, source = model.request, model.source
-    call, config = source.settings.get("call", {}), source.config("transformer")
-    embedded, scale = source.family.preview_guidance(config, call, request.guidance_scale)
+    request, source, sampling = model.request, model.source, model.sampling
     probe: dict[str, Any] = {}
     if velocities is not None:
         probe = {
@@ -182,8 +189,9 @@ def _made_with(model: Model, tuned: Sequence[Tuned], encoder: str, velocities: V
         ],
         "encoder": encoder, "seeds": list(model.seeds), "size": list(model.size), "text_length": source.text_length,
         "window": request.width_of_window(model.num_blocks),
-        "steps": Drawing((), steps=request.steps).sampler_steps(source),
-        "guidance": {"input": embedded, "classifier_free": scale},
+        "tokenizers": list(model.tokenizers), "scheduler": sampling.scheduler, "steps": sampling.steps,
+        "guidance": {"input": sampling.guidance_input, "classifier_free": sampling.guidance_scale},
+        "negative_prompt": sampling.negative_prompt,
         "velocity": probe, "dtype": str(model.dtype).removeprefix("torch."), "device": model.device.type,
         "versions": {name: version(name) for name in ("torch", "diffusers", "transformers", "peft")},
         "training": {} if request.loras else training_of(request),
@@ -191,8 +199,12 @@ def _made_with(model: Model, tuned: Sequence[Tuned], encoder: str, velocities: V
 
 
 def write_document(path: Path, content: dict[str, Any]) -> None:
-    """Write the result file, whole or not at all."""
-    text = json.dumps(content, indent=1) + "\n"
+    """Write the result file, whole or not at all.
+
+    Raises:
+        ValueError: a value is not finite, which JSON has no word for; nothing is written.
+    """
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 

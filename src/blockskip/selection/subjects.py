@@ -113,13 +113,13 @@ def given(request: Request) -> list[Tuned]:
             problems += error.problems
             continue
         run_folder = adapter.parent.parent if adapter.parent.name == "adapter" else adapter.parent
-        data = _data_of(run_folder)
-        caption, images = data.get("prompt") or "", Path(data.get("images") or "")
+        data = _table(_settings_of(run_folder), "data")
+        caption, images = data.get("prompt") or "", _images_of(run_folder)
         if not caption and not (request.prompts and all("{}" not in prompt for prompt in request.prompts)):
             problems.append(f'--loras "{text}" does not say what it was trained on; give --prompts without {{}}.')
             continue
         name = f"{len(found):02d}-{run_folder.resolve().name}"
-        usable = images if data.get("images") and images.is_dir() and find_pictures(images) else None
+        usable = images if images is not None and images.is_dir() and find_pictures(images) else None
         found.append(Tuned(Subject(name, usable, caption, _prompts(request, caption, PROMPTS)), adapter))
     if problems:
         raise UserError(problems)
@@ -159,7 +159,8 @@ def prepare_plain(model: Model, subject: Subject, folder: Path, **settings: Any)
     values = {
         "skip.front": 0, "skip.tail": 0, "patches.direction": "fixed", "data.resolution": side,
         "data.full_resolution": side, **training_of(request),
-        "model.path": request.model, "model.revision": request.revision, "model.dtype": request.dtype,
+        "model.path": request.model, "model.revision": request.revision, "model.transformer": request.transformer,
+        "model.dtype": request.dtype,
         "train.device": request.device, "data.images": str(subject.images), "data.prompt": subject.caption,
         "output": str(folder), **settings,
     }  # fmt: skip
@@ -170,9 +171,34 @@ def _prompts(request: Request, caption: str, default: Sequence[str]) -> tuple[st
     return tuple(prompt.replace("{}", caption) for prompt in request.prompts or default)
 
 
-def _data_of(folder: Path) -> dict[str, Any]:
+def _images_of(folder: Path) -> Path | None:
+    """The folder of a run's pictures; None: its settings do not say where it is.
+
+    A relative one, which earlier versions wrote, counts from where the run was started: from where its ``output``, if
+    relative too, is its folder. It never counts from the current directory, where another folder may have that name.
+    """
+    settings = _settings_of(folder)
+    text, output = _table(settings, "data").get("images"), settings.get("output")
+    if not isinstance(text, str) or not text:
+        return None
+    images = Path(text).expanduser()
+    if images.is_absolute():
+        return images
+    if not isinstance(output, str) or not output:
+        return None
+    parts, place = Path(output).expanduser().parts, folder.absolute()
+    if Path(output).is_absolute() or ".." in parts or place.parts[-len(parts) :] != parts:
+        return None
+    return place.parents[len(parts) - 1] / images
+
+
+def _settings_of(folder: Path) -> dict[str, Any]:
     try:
-        data = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8")).get("data")
+        return tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
         return {}
-    return data if isinstance(data, dict) else {}
+
+
+def _table(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    found = settings.get(name)
+    return found if isinstance(found, dict) else {}

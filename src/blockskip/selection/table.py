@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from blockskip.store.files import write_atomically
+
 
 class Table:
     """Entries by key in a file of JSON lines; each is on disk as soon as it is added.
@@ -20,17 +22,16 @@ class Table:
         self._entries: dict[str, Any] = {}
         whole = ""
         if path.is_file():
-            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            text = path.read_text(encoding="utf-8", errors="replace")
+            for line in text.splitlines():
                 try:
                     document = json.loads(line)
                     self._entries[document["key"]] = document["value"]
                 except (ValueError, KeyError, TypeError):
                     continue
                 whole += line + "\n"
-            if path.read_text(encoding="utf-8", errors="replace") != whole:
-                temporary = path.with_suffix(".tmp")
-                temporary.write_text(whole, encoding="utf-8")
-                temporary.replace(path)
+            if text != whole:
+                write_atomically(path, lambda temporary: temporary.write_text(whole, encoding="utf-8"))
 
     def get(self, key: str) -> Any | None:
         """What was added under a key (``keys.key``), or None."""

@@ -15,7 +15,7 @@ from blockskip.adapters.files import FILE_NAME
 from blockskip.adapters.frozen import FrozenAdapters
 from blockskip.data.kept import copy_pictures, split_pictures
 from blockskip.data.pictures import find_pictures
-from blockskip.errors import UserError
+from blockskip.errors import RunError, UserError
 from blockskip.evaluation.encoders import open_encoder
 from blockskip.evaluation.fidelity import subject_fidelity
 from blockskip.method.split import Split
@@ -62,6 +62,9 @@ def validate(model: Model, ratio: float, found: dict[str, Any], chosen_subjects:
     Returns:
         ``{"ratio", "subjects", "splits": [{"front", "tail", "heldout_change": [...], "fidelity": [...]}], "plain":
         {"heldout_change": [...], "fidelity": [...]}, ...}``: the lists by subject.
+
+    Raises:
+        RunError: a training cannot go on, or what it gave is not finite.
     """
     request = model.request
     entry = next(item for item in found["splits"] if item["ratio"] == ratio)
@@ -80,6 +83,11 @@ def validate(model: Model, ratio: float, found: dict[str, Any], chosen_subjects:
             adapter = _trained(model, subject, request.folder / "validation" / subject.name / name, split)
             row["heldout_change"].append(_loss(model, adapter, samples) / base - 1)
             row["fidelity"].append(subject_fidelity(_drawn(adapter), references, encoder))
+            if not np.isfinite([row["heldout_change"][-1], row["fidelity"][-1]]).all():
+                raise RunError(
+                    f'The held-out loss or the fidelity with "{adapter}" is not a finite number in {model.dtype}; give '
+                    "another --dtype, or a lower train.learning_rate with --config."
+                )
     for row in (plain, *rows):
         row |= {f"mean_{name}": float(np.mean(row[name])) for name in _empty()}
     best = min(rows, key=lambda row: float(row["mean_heldout_change"]))

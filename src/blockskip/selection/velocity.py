@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from blockskip.adapters.frozen import FrozenAdapters
 from blockskip.data.pictures import find_pictures
+from blockskip.errors import RunError
 from blockskip.evaluation.intervals import Values
 from blockskip.families import Text
 from blockskip.keys import file_sha256, key
@@ -35,15 +37,19 @@ SIGMAS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 @dataclass(frozen=True)
 class ProbeArgument:
-    """Everything that whatever is measured of one adapter depends on."""
+    """What the change of velocity and the attention, both measured with one adapter, depend on alike."""
 
+    family: str
     model: tuple[str, ...]
+    tokenizers: tuple[str, ...]
+    text_length: int
     adapter: tuple[str, ...]
     pictures: tuple[str, ...]
     caption: str
     size: tuple[int, int]
     sigmas: tuple[float, ...]
     seed: int
+    guidance: float
     dtype: str
 
 
@@ -92,47 +98,74 @@ def velocity_distances(model: Model, tuned: Sequence[Tuned], sets: Sequence[Mask
         sets: the first one masks nothing.
         tuned: each with a folder of pictures; as many are used of each as the one with the fewest has.
         table: what is in it already is not computed again.
+
+    Raises:
+        RunError: the model gave values that are not finite.
     """
-    folders = [find_pictures(one.subject.images) for one in tuned if one.subject.images is not None]
+    folders = [_pictures(one) for one in tuned]
     count = min(len(paths) for paths in folders)
     length = model.source.text_length
     counted = [subject_tokens(model.source, one.subject.caption, length) for one in tuned]
     named = [tokens for tokens in counted if tokens is not None]
     words = tuple(subject_words(one.subject.caption) or "" for one in tuned) if len(named) == len(tuned) else ()
+    chosen: list[torch.Tensor | None] = [*named] if words else [None] * len(tuned)
+    keys = [_keys(model, *each, sets) for each in zip(tuned, [paths[:count] for paths in folders], chosen, strict=True)]
+    done = {velocity for velocity, _ in keys if table.get(velocity) is not None}
+    start = sum(velocity in done for velocity, _ in keys)
     found: list[list[list[list[float]]]] = []
     attention: list[list[list[list[float]]]] = []
-    with progress(len(tuned) * len(SIGMAS), "masked velocities") as bar:
-        for number, (one, paths) in enumerate(zip(tuned, folders, strict=True)):
-            adapters, tokens = model.adapters(one.adapter), named[number] if words else None
-            pictures = tuple(file_sha256(path) for path in paths[:count])
-            shared = ProbeArgument(
-                model.identity, adapters.identity(), pictures, one.subject.caption, model.size, SIGMAS,
-                model.request.seed, str(model.dtype),
-            )  # fmt: skip
-            places = () if tokens is None else tuple(tokens.nonzero().flatten().tolist())
-            velocity = key("selection", VelocityArgument(shared, tuple(item.blocks for item in sets)))
-            mass = key("selection", AttentionArgument(shared, places))
+    with progress(len(tuned) * len(SIGMAS), "masked velocities", start * len(SIGMAS)) as bar:
+        for one, paths, tokens, (velocity, mass) in zip(tuned, folders, chosen, keys, strict=True):
             changes, masses = table.get(velocity), table.get(mass)
-            cached = changes is not None
+            repeated = changes is not None and velocity not in done  # the same adapter, earlier in this list
             if changes is None or masses is None:
                 samples = fixed_samples(
                     model.source, paths[:count], [one.subject.caption] * count, model.size, model.dtype, model.device,
                     seed=model.request.seed, stream=model.request.stream,
                 )  # fmt: skip
-                probe = _Probe(model, adapters, samples)
+                probe = _Probe(model, model.adapters(one.adapter), samples)
                 if changes is None:
-                    changes = {"distances": probe.changes(sets, bar)}
+                    changes = {"distances": _finite(probe.changes(sets, bar), model, one)}
                     table.add(velocity, changes)
                 if masses is None:
-                    masses = probe.attention(tokens)
+                    masses = _finite(probe.attention(tokens), model, one)
                     table.add(mass, masses)
                 del probe, samples
                 release()
-            if cached:
+            if repeated:
                 bar.advance(len(SIGMAS))
             found.append(changes["distances"])
             attention.append(masses)
     return Velocities(np.asarray(found, dtype=np.float64), np.asarray(attention, dtype=np.float64), words)
+
+
+def _pictures(one: Tuned) -> list[Path]:
+    assert one.subject.images is not None
+    return find_pictures(one.subject.images)
+
+
+def _keys(
+    model: Model, one: Tuned, paths: Sequence[Path], tokens: torch.Tensor | None, sets: Sequence[Masked]
+) -> tuple[str, str]:
+    """Of the changes of velocity, and of the attention to these tokens."""
+    source, caption = model.source, one.subject.caption
+    shared = ProbeArgument(
+        source.family.name, model.identity, model.tokenizers, source.text_length,
+        model.adapters(one.adapter).identity(), tuple(file_sha256(path) for path in paths), caption, model.size,
+        SIGMAS, model.request.seed, source.family.defaults.guidance_scale, model.arithmetic,
+    )  # fmt: skip
+    places = () if tokens is None else tuple(tokens.nonzero().flatten().tolist())
+    velocity = VelocityArgument(shared, tuple(item.blocks for item in sets))
+    return key("selection", velocity), key("selection", AttentionArgument(shared, places))
+
+
+def _finite(values: list[list[list[float]]], model: Model, one: Tuned) -> list[list[list[float]]]:
+    if not np.isfinite(np.asarray(values)).all():
+        raise RunError(
+            f'The model gave values that are not finite in {model.dtype} with "{one.adapter}"; give another --dtype, '
+            "or an adapter that was trained with a lower learning rate."
+        )
+    return values
 
 
 class _Probe:

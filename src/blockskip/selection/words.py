@@ -34,11 +34,11 @@ def subject_tokens(source: ModelSource, caption: str, length: int) -> torch.Tens
     tokenizers = {part: source.load(part) for part, _ in source.text_parts}
     ids, parts = source.family.tokenize(tokenizers, [caption], length), {name: part for part, name in source.text_parts}
     found: set[int] = set()
-    for encoder, first in source.family.text_places(ids).items():
+    for encoder, starts in source.family.text_places(ids).items():
         places = _find(ids[encoder][0].tolist(), tokenizers[parts[encoder]], words)
-        if not places or first + places[0] < 0:
+        if not places or min(starts) + places[0] < 0:
             return None
-        found |= {first + place for place in places}
+        found |= {start + place for start in starts for place in places}
     tokens = torch.zeros(max(found) + 1, dtype=torch.bool)
     tokens[sorted(found)] = True
     return tokens
