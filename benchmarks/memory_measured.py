@@ -46,6 +46,8 @@ SETTINGS: dict[str, Any] = {
     "preview.prompts": ["a photo of sks teapot on the beach"], "preview.num_inference_steps": 2,
 }  # fmt: skip
 RANDOM = "SANA-0.6B"
+#: What an accelerator's rows have besides.
+DEVICE_HEADINGS = ("device planned", "allocated", "difference", "reserved", "device-wide")
 _SIZES = ("data.resolution", "data.full_resolution", "preview.height", "preview.width")
 #: Settings of each model beside those above.
 MODELS: dict[str, dict[str, Any]] = {
@@ -63,6 +65,7 @@ class Row:
         baseline: of the process before the run.
         device_planned, allocated, reserved: on an accelerator, else 0.
         device_wide: in use on the whole device at most; 0 where nobody tells.
+        seconds: of the phase.
     """
 
     model: str
@@ -76,6 +79,7 @@ class Row:
     allocated: int = 0
     reserved: int = 0
     device_wide: int = 0
+    seconds: float = 0.0
 
     @property
     def difference(self) -> float:
@@ -121,7 +125,7 @@ def run(settings: Mapping[str, Any]) -> list[Row]:
         Row(
             config.model.path, one.name, result.planned[one.name].host, one.host_peak, one.host_private_peak,
             one.host_mapped_peak, result.baseline_bytes, result.planned[one.name].device, one.device_allocated_peak,
-            one.device_reserved_peak, in_use.get(one.name, 0),
+            one.device_reserved_peak, in_use.get(one.name, 0), one.seconds,
         )
         for one in result.records
     ]  # fmt: skip
@@ -169,7 +173,7 @@ def cells_of(rows: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]
     )  # fmt: skip
     on_device = any(row.device_planned for row in rows)
     if on_device:
-        headings += ("device planned", "allocated", "difference", "reserved", "device-wide")
+        headings += DEVICE_HEADINGS
     cells = []
     for number, row in enumerate(rows):
         first = not number or rows[number - 1].model != row.model
@@ -177,17 +181,15 @@ def cells_of(rows: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]
             row.model if first else "", row.phase, mib(row.planned), mib(row.measured), f"{row.difference:+.0%}",
             mib(row.private), mib(row.mapped), mib(row.measured + row.baseline), f"{row.of_the_process:+.0%}",
         ]  # fmt: skip
-        if on_device:
-            share = f"{row.allocated / row.device_planned - 1:+.0%}" if row.device_planned else "–"
-            line += [
-                mib(row.device_planned),
-                mib(row.allocated),
-                share,
-                mib(row.reserved),
-                mib(row.device_wide) if row.device_wide else "–",
-            ]
-        cells.append(tuple(line))
+        cells.append((*line, *(device_cells(row) if on_device else ())))
     return headings, cells
+
+
+def device_cells(row: Row) -> tuple[str, ...]:
+    """The cells below ``DEVICE_HEADINGS``, MiB."""
+    share = f"{row.allocated / row.device_planned - 1:+.0%}" if row.device_planned else "–"
+    wide = mib(row.device_wide) if row.device_wide else "–"
+    return mib(row.device_planned), mib(row.allocated), share, mib(row.reserved), wide
 
 
 def mib(size: int) -> str:
