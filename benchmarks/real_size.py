@@ -70,7 +70,7 @@ _SANA = {
 }
 #: Runs by model and name.
 RUNS: dict[str, dict[str, Run]] = {
-    "sana-0.6b": _SANA | {WINDOW: Run(_HALF | {"features.window": "64MiB", "train.steps": 16}, ("precompute",))},
+    "sana-0.6b": _SANA | {WINDOW: Run(_HALF | {"features.window": "64MiB", "train.steps": 16}, ("precompute", "train"))},
     "sana-1.6b": _SANA,
     "flux": {STREAMED: Run({"skip.ratio": 0.5, "data.resolution": 256, "train.stream_middle": True})},
 }
@@ -88,6 +88,7 @@ class Target:
 
 TARGETS = (
     Target("sana-0.6b", "50%, 512", _SANA["50%, 512"].shown, int(1.2 * GIB)),
+    Target("sana-0.6b", WINDOW, ("precompute", "train"), int(1.2 * GIB)),
     Target("flux", STREAMED, ("precompute",), 4 * GIB),
 )
 
@@ -130,17 +131,21 @@ def checkpoint(model: str, keep: Path | None) -> Iterator[Path | None]:
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary) if keep is None else keep
         folder, needed = place / model, SPARE
-        if not (folder / "model_index.json").is_file():
+        whole = (folder / "model_index.json").is_file()
+        if not whole and folder.exists():
+            raise SystemExit(f'"{folder}" is not a checkpoint of {model}; give --keep another folder.')
+        if not whole:
             needed += checkpoint_bytes(model)
-            shutil.rmtree(folder, ignore_errors=True)  # an interrupted one
             place.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(place).free
         if free < needed:
             print(f'{model} is left out: it takes {in_units(needed)} and the disk of "{place}" has {in_units(free)}.')
             yield None
             return
-        if not (folder / "model_index.json").is_file():
-            write_checkpoint(model, folder)
+        if not whole:
+            begun = place / f"{model}.part"
+            shutil.rmtree(begun, ignore_errors=True)  # an interrupted one
+            write_checkpoint(model, begun).rename(folder)
         yield folder
 
 

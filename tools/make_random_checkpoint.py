@@ -67,10 +67,11 @@ def path_of(name: str) -> str:
     return models.get(ALIASES.get(name, name), name)
 
 
-def checkpoint_bytes(name: str) -> int:
-    """Bytes of the transformer and the autoencoder of a model, on disk."""
+def checkpoint_bytes(name: str, text_encoders: Encoders = "small") -> int:
+    """Bytes of the transformer and the autoencoder of a model, on disk, and of published text encoders."""
     source = open_for_plan(path_of(name))[0]
-    parts = (empty_part(source, part, DTYPE) for part in ("transformer", "vae"))
+    encoders = [part for _, part in source.text_parts] if text_encoders == "published" else []
+    parts = (empty_part(source, part, DTYPE) for part in ("transformer", "vae", *encoders))
     return sum(value.nbytes for part in parts for value in part.state_dict().values())
 
 
@@ -85,13 +86,17 @@ def write_checkpoint(
         text_encoders: of the published width with few layers, or of the published sizes.
 
     Raises:
-        UserError: there is no such model, the folder is not empty, or the disk is too small.
+        UserError: there is no such model, the size is none, the folder is not empty, or the disk is too small.
     """
+    try:
+        split_torch_state_dict_into_shards({}, filename_pattern="{suffix}", max_shard_size=max_shard_size)
+    except ValueError:
+        raise UserError(f'max_shard_size "{max_shard_size}" is not a size; give "5GB", for example.') from None
     source = open_for_plan(path_of(name))[0]
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f'"{folder}" is not empty; give a new folder.')
     folder.mkdir(parents=True, exist_ok=True)
-    needed, free = checkpoint_bytes(name), shutil.disk_usage(folder).free
+    needed, free = checkpoint_bytes(name, text_encoders), shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(f'{name} takes {in_units(needed)} and the disk of "{folder}" has {in_units(free)} left.')
     index: dict[str, Any] = json.loads((source.folder / "model_index.json").read_text(encoding="utf-8"))

@@ -93,7 +93,7 @@ def test_the_table_says_what_was_measured() -> None:
 
 
 def test_targets_are_met_by_every_phase_or_not_at_all() -> None:
-    target = real_size.TARGETS[0]
+    target = next(target for target in real_size.TARGETS if len(target.phases) > 2)
     lines = [line(target.model, target.run, phase, 1.2) for phase in target.phases]
     assert verdicts(lines)[0].endswith("preview 1.20: met.")
     lines[2] = line(target.model, target.run, target.phases[2], 1.21)

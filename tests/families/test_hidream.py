@@ -1,20 +1,27 @@
 """HiDream-I1's experts with gradients, its pictures that are not square, its CLIPs' ids, its times, and its Llama."""
 
+import inspect
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from diffusers import HiDreamImageTransformer2DModel, UniPCMultistepScheduler
+from diffusers import (
+    FlowMatchEulerDiscreteScheduler,
+    HiDreamImagePipeline,
+    HiDreamImageTransformer2DModel,
+    UniPCMultistepScheduler,
+)
 from diffusers.models.transformers.transformer_hidream_image import MOEFeedForwardSwiGLU
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from blockskip.adapters.lora import add_lora, target_names
 from blockskip.errors import UserError
-from blockskip.families.hidream import CLIP_TOKENS, RoutedExperts
+from blockskip.families.hidream import RoutedExperts
 from blockskip.loading.source import ModelSource, open_model
 from blockskip.loading.transformer import load_transformer
 from blockskip.precision import compute
@@ -127,7 +134,7 @@ def test_the_clips_have_no_more_ids_than_the_pipeline_gives_them(hidream: ModelS
     tokenizers = {part: hidream.load(part) for part, _ in hidream.text_parts}
     ids = hidream.family.tokenize(tokenizers, ["a dog " * 100], 300)
     assert {name: value.shape[1] for name, value in ids.items()} == hidream.family.token_counts(300)
-    assert ids["text_encoder"].shape[1] == ids["text_encoder_2"].shape[1] == CLIP_TOKENS
+    assert ids["text_encoder"].shape[1] == ids["text_encoder_2"].shape[1] == 218
     ids = hidream.family.tokenize(tokenizers, ["a dog"], 24)
     end = tokenizers["tokenizer_4"].eos_token_id
     assert set(ids["text_encoder_4"][ids["text_encoder_4_mask"] == 0].tolist()) == {end}
@@ -161,6 +168,24 @@ def test_a_scheduler_of_the_other_kind_gets_its_times_as_in_the_pipeline(hidream
     hidream.family.set_timesteps(scheduler, 5, 4096, CPU)
     expected.set_timesteps(5, device=CPU)
     assert torch.equal(scheduler.timesteps, expected.timesteps)
+
+
+def test_every_picture_s_times_are_shifted_as_for_4096_tokens(hidream: ModelSource) -> None:
+    """Where the scheduler shifts by their number: by exp(1.15), the most that the pipeline knows."""
+    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    hidream.family.set_timesteps(scheduler, 4, 64, CPU)
+    even = torch.linspace(1, 1 / 1000, 4)
+    shift = math.exp(1.15)
+    assert torch.allclose(scheduler.sigmas[:-1], shift * even / (1 + (shift - 1) * even), atol=1e-6)
+
+
+def test_what_the_user_leaves_open_is_as_in_the_pipeline_and_the_training_script(hidream: ModelSource) -> None:
+    defaults, call = hidream.family.defaults, inspect.signature(HiDreamImagePipeline.__call__).parameters
+    assert defaults.num_inference_steps == call["num_inference_steps"].default == 50
+    assert defaults.preview_guidance == call["guidance_scale"].default == 5.0
+    assert defaults.text_length == call["max_sequence_length"].default == 128
+    assert (defaults.distribution, defaults.shift) == ("uniform", 3.0)
+    assert set(hidream.family.lora_targets) == {f"attn1.to_{name}" for name in ("q", "k", "v", "out")}
 
 
 def test_a_pipeline_without_its_llama_is_refused_with_where_that_is(hidream_folder: Path, tmp_path: Path) -> None:

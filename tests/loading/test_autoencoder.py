@@ -167,3 +167,10 @@ def test_a_plan_counts_the_half_alone(request: pytest.FixtureRequest, name: str)
         assert plan.device["weights"] == kept < 0.8 * whole
         buffers = sum(value.nbytes for name, value in both.items() if name.startswith("bn."))  # FLUX.2's statistics
         assert plan.read_bytes == kept - buffers
+
+
+@pytest.mark.parametrize("half", ["encoder", "decoder"])
+def test_it_is_loaded_to_the_device(flux: ModelSource, half: Half) -> None:
+    vae = load_autoencoder(flux, half, torch.float32, torch.device("meta"))
+    assert {value.device.type for value in vae.state_dict().values()} == {"meta"}
+    assert not any(value.requires_grad for value in vae.parameters()) and not vae.training

@@ -213,7 +213,7 @@ def another_family(folder: Path, file: Path) -> None:
     save_file({PREFIX + name: torch.zeros(shape) for name, shape in names.items()}, file)
 
 
-MISFIT = "give a file of that model, or as --model the pipeline that this one belongs to"
+MISFIT = "give a file of that model, the same one with diffusers' names, or as --model the pipeline of this one"
 WRONG: dict[str, tuple[Callable[[Path, Path], None], list[str]]] = {
     "LoRA": (only("lora_unet_double_blocks_0_img_attn_proj.lora_down.weight"), ["is a LoRA; give it as model.base_ad"]),
     "LoKr": (only("lycoris_blocks_0.lokr_w1"), ["is a LoRA; give it"]),
@@ -279,6 +279,40 @@ def test_every_other_file_is_one_sentence(name: str, guided_folder: Path, tmp_pa
     for fragment in fragments:
         assert fragment in sentence
     assert len(sentence) < 500
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", ["original", "diffusers"])
+def test_a_file_in_half_precision_is_read_as_it_is(
+    flux_folder: Path, tmp_path: Path, layout: str, dtype: torch.dtype
+) -> None:
+    """As published files are; counters beside the weights are no sign of quantisation."""
+    file, expected = (
+        tmp_path / "file.safetensors",
+        {name: value.to(dtype) for name, value in state(flux_folder).items()},
+    )
+    tensors = load_file(write_original("flux", flux_folder, file)) if layout == "original" else expected
+    save_file({name: value.to(dtype) for name, value in tensors.items()}, file)
+    source = from_file(flux_folder, file)
+    assert same(read(source), expected)
+    assert source.single is not None and source.single.dtype == dtype
+    if layout == "original":
+        counted = {name: value.to(dtype) for name, value in tensors.items()} | {"steps": torch.tensor(3)}
+        save_file({PREFIX + name: value for name, value in counted.items()}, file)
+        assert same(read(from_file(flux_folder, file)), expected)
+
+
+def test_a_file_of_torch_save_without_names_is_told(guided_folder: Path, tmp_path: Path) -> None:
+    torch.save([torch.zeros(2)], tmp_path / "file.pth")
+    with pytest.raises(UserError, match=r"cannot be read \(it holds no table of tensors\); fetch it again"):
+        open_model(str(guided_folder), transformer=str(tmp_path / "file.pth"))
+
+
+def test_one_of_several_files_is_told(guided_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "diffusion_pytorch_model-00001-of-00003.safetensors"
+    write_original("flux", guided_folder, file)
+    with pytest.raises(UserError, match=r"is one of several files; give the folder of the pipeline .* as --model\.$"):
+        open_model(str(guided_folder), transformer=str(file))
 
 
 def test_a_file_with_more_than_the_pipeline_is_told(guided_folder: Path, tmp_path: Path) -> None:

@@ -3,20 +3,22 @@
 import shutil
 from pathlib import Path
 
-import diffusers
 import pytest
 import torch
-from diffusers.utils import logging as diffusers_logging
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
+from blockskip.errors import UserError
 from blockskip.loading.source import ModelSource, open_model
 from blockskip.loading.transformer import StreamedTransformer, empty_transformer, load_transformer
 from blockskip.method.skipping import Stub
 from tests.families.groups import CPU, forward_inputs, group, transformer
 
+FILE = "diffusion_pytorch_model.safetensors"
+
 
 def stored(source: ModelSource) -> dict[str, torch.Tensor]:
-    return load_file(source.folder / "transformer" / "diffusion_pytorch_model.safetensors")
+    return load_file(source.folder / "transformer" / FILE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -47,28 +49,58 @@ def test_an_empty_transformer_has_names_and_shapes_but_no_weights(source: ModelS
     assert {value.device.type for value in empty.parameters()} == {"meta"}
 
 
-def test_the_class_is_left_as_it_was_also_when_loading_fails(flux: ModelSource, tmp_path: Path) -> None:
-    cls = diffusers.FluxTransformer2DModel
-    diffusers_logging.set_verbosity_warning()
-    load_transformer(flux, [0], torch.float32, CPU)
+def test_nothing_but_what_is_kept_is_asked_of_the_file(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking alone can bring pages of a mapped file into the process."""
+    asked: list[str] = []
+
+    class Watched:
+        def __init__(self, file: Path) -> None:
+            self._file = safe_open(file, framework="pt")
+
+        def __enter__(self) -> "Watched":
+            self._tensors = self._file.__enter__()
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            self._file.__exit__(*error)
+
+        def keys(self) -> list[str]:
+            return list(self._tensors.keys())
+
+        def get_tensor(self, name: str) -> torch.Tensor:
+            asked.append(name)
+            return self._tensors.get_tensor(name)
+
+    monkeypatch.setattr("blockskip.loading.weights._open", Watched)
+    names = source.family.layout.names(empty_transformer(source))
+    left_out = tuple(f"{names[index]}." for index in (0, 2))
+    load_transformer(source, [0, 2], torch.float32, CPU)
+    assert sorted(asked) == sorted(name for name in stored(source) if not name.startswith(left_out))
+    asked.clear()
+    streamed = StreamedTransformer(source, torch.float32, CPU)
+    every = tuple(f"{name}." for name in names)
+    assert sorted(asked) == sorted(name for name in stored(source) if not name.startswith(every))
+    asked.clear()
+    with streamed.block(1):
+        assert sorted(asked) == sorted(name for name in stored(source) if name.startswith(f"{names[1]}."))
+
+
+def test_a_file_that_cannot_be_read_or_lacks_a_tensor_is_told(flux: ModelSource, tmp_path: Path) -> None:
     shutil.copytree(flux.folder, tmp_path / "model")
-    (tmp_path / "model" / "transformer" / "diffusion_pytorch_model.safetensors").write_bytes(b"no weights")
-    with pytest.raises(Exception, match=r"(?i)safetensors|header|corrupt"):
-        load_transformer(open_model(str(tmp_path / "model")), [0], torch.float32, CPU)
-    assert "from_config" not in vars(cls)
-    assert diffusers_logging.get_verbosity() == diffusers_logging.WARNING
-    assert not any(isinstance(block, Stub) for block in flux.family.layout.blocks(cls(**_small())))
-
-
-def _small() -> dict[str, int]:
-    sizes = {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 1}
-    return sizes | {"joint_attention_dim": 8, "pooled_projection_dim": 8, "in_channels": 4}
+    source, file = open_model(str(tmp_path / "model")), tmp_path / "model" / "transformer" / FILE
+    tensors = stored(source)
+    save_file({name: value for name, value in tensors.items() if name != "x_embedder.bias"}, file)
+    with pytest.raises(UserError, match=r'lacks the tensor "x_embedder\.bias"; fetch the model again'):
+        load_transformer(source, [0], torch.float32, CPU)
+    file.write_bytes(b"no weights")
+    with pytest.raises(UserError, match="cannot be read"):
+        load_transformer(source, [0], torch.float32, CPU)
 
 
 def test_nothing_is_said_about_the_weights_that_are_left_out(
-    flux: ModelSource, capfd: pytest.CaptureFixture[str]
+    source: ModelSource, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    load_transformer(flux, [0, 7], torch.float32, CPU)
+    load_transformer(source, [0, 2], torch.bfloat16, CPU)
     out, err = capfd.readouterr()
     assert out + err == ""
 

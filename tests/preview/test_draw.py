@@ -97,6 +97,23 @@ def test_a_picture_does_not_depend_on_the_others(source: ModelSource) -> None:
             assert np.abs(a - b).max() <= 1
 
 
+def test_noise_that_a_sampler_draws_depends_on_the_seed_alone(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """HiDream's distilled models are published with a scheduler that draws noise in every step."""
+    shutil.copytree(request.getfixturevalue("hidream").folder, tmp_path / "model")
+    diffusers.FlowMatchLCMScheduler(shift=6.0).save_pretrained(tmp_path / "model" / "scheduler")
+    index = tmp_path / "model" / "model_index.json"
+    known = json.loads(index.read_text(encoding="utf-8"))
+    index.write_text(json.dumps(known | {"scheduler": ["diffusers", "FlowMatchLCMScheduler"]}), encoding="utf-8")
+    source = open_model(str(tmp_path / "model"))
+    (first, second), _ = drawn(source, seeds=(3, 4), guidance_scale=1.0)
+    torch.manual_seed(99)
+    (other, again), _ = drawn(source, seeds=(4, 3), guidance_scale=1.0, batch_size=1)
+    assert np.abs(first - second).mean() > 3
+    assert np.abs(first - again).max() <= 1 and np.abs(second - other).max() <= 1
+    rows = draw(source, Drawing(PROMPTS[:1], (3,), 64, 96, 3, 1.0, 24), encode, torch.float32, CPU, None, ((), ()))
+    assert rows[0][0].tobytes() == rows[0][1].tobytes()
+
+
 @pytest.mark.parametrize("source", ["flux", "sana"], indirect=True)
 def test_bfloat16_draws_nearly_the_same(source: ModelSource) -> None:
     full, half = drawn(source, guidance_scale=2.0), drawn(source, torch.bfloat16, guidance_scale=2.0)

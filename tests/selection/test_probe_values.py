@@ -155,3 +155,15 @@ def test_what_was_measured_of_all_text_is_not_taken_for_the_subject_s(
     assert alone.words == ("sks red dog",)
     assert np.array_equal(alone.distances[0], whole.distances[0])
     assert (alone.attention[0] < 0.5 * whole.attention[0]).all()
+
+
+def test_other_sets_of_blocks_are_probed_anew(
+    model: Model, subjects: tuple[str, str], adapters: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Of one table, as another ratio or window asks for them; the attention stays what it was."""
+    one = tuned(subjects, adapters, ("a photo of sks red dog", "a photo of sks cat"))[:1]
+    whole, table = probed(model, one, tmp_path), Table(tmp_path / "distances.jsonl")
+    fewer = velocity_distances(model, one, SETS[:1] + SETS[2:], table)
+    assert fewer.distances.shape[-1] == len(SETS) - 1
+    assert fewer.distances == pytest.approx(np.delete(whole.distances, 1, axis=-1), abs=1e-6)
+    assert np.array_equal(fewer.attention, whole.attention)

@@ -32,6 +32,10 @@ OTHERS = {
 }
 LORA = ("lora_", "lokr_", "hada_")
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+#: Of weights that were quantised: these kinds hold none.
+OTHER_KINDS = (torch.int64, torch.bool)
+#: The name of one of several files.
+SHARD = re.compile(r"-\d+-of-\d+\.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +91,8 @@ def open_single_file(path: str, source: ModelSource) -> SingleFile:
     file = Path(path).expanduser().absolute()
     start, class_name = f'{KEY} = "{path}"', source.family.transformer_class
     stored = _tensors(file, start)
+    if SHARD.search(file.name):
+        raise UserError(f"{start} is one of several files; give the folder of the pipeline they belong to as --model.")
     if any(part in name for name in stored for part in LORA):
         raise UserError(f"{start} is a LoRA; give it as model.base_adapters, or as --lora to `blockskip generate`.")
     config = source.config("transformer")
@@ -101,7 +107,8 @@ def open_single_file(path: str, source: ModelSource) -> SingleFile:
                 raise UserError(
                     f'{start} is {what}, which comes with "{source.name}"; give the file with the transformer.'
                 )
-    kinds = sorted({str(value.dtype).removeprefix("torch.") for value in own.values() if value.dtype not in FLOATS})
+    kinds = sorted({str(value.dtype).removeprefix("torch.") for value in own.values()
+                    if value.dtype not in (*FLOATS, *OTHER_KINDS)})  # fmt: skip
     if kinds:
         raise UserError(
             f"{start} holds weights that were quantised ({', '.join(kinds)}); give the file in bf16, fp16 or fp32, and "
@@ -121,7 +128,7 @@ def open_single_file(path: str, source: ModelSource) -> SingleFile:
     except _Misfit as error:
         raise UserError(
             f'{start} does not fit "{source.name}", whose transformer is a {class_name}: {error}{_looks_like(stored)}; '
-            "give a file of that model, or as --model the pipeline that this one belongs to."
+            "give a file of that model, the same one with diffusers' names, or as --model the pipeline of this one."
         ) from None
     as_it_is = stored.keys() == wanted.keys() and not is_zipped(file)
     tensors = {name: found[name] for name in wanted}

@@ -12,7 +12,6 @@ import torch
 from accelerate import init_empty_weights
 from torch import nn
 
-from blockskip.loading.construction import changed_after_construction
 from blockskip.loading.quantized import Quantization, fill_quantized
 from blockskip.loading.source import ModelSource
 from blockskip.loading.weights import Weights
@@ -68,17 +67,12 @@ def load_transformer(
 def _load(
     source: ModelSource, skip: Sequence[int] | None, dtype: torch.dtype, device: torch.device, adapters: Adapters | None
 ) -> tuple[nn.Module, dict[int, nn.Module]]:
-    cls, family = getattr(diffusers, source.family.transformer_class), source.family
-    removed: dict[int, nn.Module] = {}
-
-    def install(model: nn.Module) -> None:
-        family.prepare(model)
-        layout = family.layout
-        removed.update(install_stubs(model, layout, range(layout.count(model)) if skip is None else skip))
-
-    with changed_after_construction(cls, install):
-        model = cls.from_pretrained(source.part_folder("transformer"), torch_dtype=dtype)
-    model = model.requires_grad_(False).eval().to(device)
+    model, layout = empty_transformer(source), source.family.layout
+    removed = install_stubs(model, layout, range(layout.count(model)) if skip is None else skip)
+    weights = Weights(source.part_folder("transformer"))
+    model.load_state_dict(weights.named(model.state_dict(), dtype, device), assign=True)
+    # what is left are buffers that no file has; diffusers' own ``to`` would warn of a dtype that all weights have
+    model = nn.Module.to(model.requires_grad_(False).eval(), device, dtype)
     if adapters is not None:
         adapters.attach(model)
     return model, removed

@@ -120,6 +120,8 @@ def _from_pickle(path: Path, name: str) -> torch.Tensor:
 @functools.lru_cache(1)
 def _pickled(path: Path) -> dict[str, torch.Tensor]:
     stored = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    if not isinstance(stored, dict):
+        raise ValueError("it holds no table of tensors")
     while isinstance(stored.get("state_dict"), dict):
         stored = stored["state_dict"]
     return {name: value for name, value in stored.items() if isinstance(value, torch.Tensor)}

@@ -47,22 +47,42 @@ class Weights:
 
     def read(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """Tensors by name, on the CPU, as stored; they may be views of the mapped file."""
-        wanted: dict[Path, list[str]] = {}
-        for name in names:
-            wanted.setdefault(self.files[name], []).append(name)
         found: dict[str, torch.Tensor] = {}
-        for file, keys in wanted.items():
+        for file, keys in self._by_file(names).items():
             with _open(file) as tensors:
                 found |= {key: tensors.get_tensor(key) for key in keys}
         return found
 
+    def _by_file(self, names: Iterable[str]) -> dict[Path, list[str]]:
+        wanted: dict[Path, list[str]] = {}
+        for name in names:
+            wanted.setdefault(self.files[name], []).append(name)
+        return wanted
+
     def inside(self, prefix: str, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
         """The tensors below a module's full name, by their names inside it, on a device; floating ones in ``dtype``."""
-        tensors = self.read(self.under(prefix))
-        return {
-            name[len(prefix) + 1 :]: value.to(device, dtype if value.is_floating_point() else value.dtype)
-            for name, value in tensors.items()
-        }
+        tensors = self.named(self.under(prefix), dtype, device)
+        return {name[len(prefix) + 1 :]: value for name, value in tensors.items()}
+
+    def named(self, names: Iterable[str], dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
+        """Tensors by name on a device, floating ones in ``dtype``.
+
+        One file at a time, and only what is named: where the page cache has large pages, tensors that are merely asked
+        for bring hundreds of megabytes into the process.
+
+        Raises:
+            UserError: one is missing.
+        """
+        names = list(names)
+        if absent := [name for name in names if name not in self.files]:
+            raise UserError(f'"{self.folder}" lacks the tensor "{absent[0]}"; fetch the model again.')
+        found: dict[str, torch.Tensor] = {}
+        for keys in self._by_file(names).values():
+            found |= {
+                name: value.to(device, dtype if value.is_floating_point() else value.dtype)
+                for name, value in self.read(keys).items()
+            }
+        return found
 
     def identity(self) -> str:
         """The hash of all files' contents and of the config: what a store's key says of this part of the model."""

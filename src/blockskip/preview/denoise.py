@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -65,6 +66,7 @@ def denoise(
     scale: float,
     dtype: torch.dtype,
     device: torch.device,
+    generators: Sequence[list[torch.Generator]] | None = None,
 ) -> list[torch.Tensor]:
     """Latents of pictures, batch by batch but all advancing together, so that a streamed block serves every batch.
 
@@ -74,6 +76,7 @@ def denoise(
         tokens: image tokens of a picture (some schedulers shift by it).
         noise: starting noise of each batch, (B, C, h, w).
         texts, negative: conditioning of each batch; ``negative`` None draws without classifier-free guidance.
+        generators: of each picture of each batch, for schedulers that draw noise in their steps; None: torch's own.
     """
     schedulers = []
     for _ in noise:
@@ -82,6 +85,8 @@ def denoise(
         schedulers.append(own)
     latents = [batch * getattr(own, "init_noise_sigma", 1.0) for batch, own in zip(noise, schedulers, strict=True)]
     times = schedulers[0].timesteps
+    draws = generators is not None and "generator" in inspect.signature(scheduler.step).parameters
+    noisy = [{"generator": batch} if draws else {} for batch in generators or noise]
     with progress(len(times), "draw") as bar, torch.no_grad(), compute(device, dtype):
         for time in times:
             calls = []
@@ -96,7 +101,7 @@ def denoise(
                     guided = found[index]
                 else:
                     guided = predict.family.guide(found[2 * index], found[2 * index + 1], scale)
-                latents[index] = own.step(guided, time, latents[index], return_dict=False)[0]
+                latents[index] = own.step(guided, time, latents[index], return_dict=False, **noisy[index])[0]
             del found, guided
             bar.advance()
     return latents

@@ -88,7 +88,7 @@ def draw(
     adapters: Adapters | None = None,
     hidden: Sequence[Collection[int]] = ((),),
 ) -> list[list[Image.Image]]:
-    """Pictures by prompt and seed. The noise of a picture depends on its seed alone.
+    """Pictures by prompt and seed. The noise of a picture, its sampler's too, depends on its seed alone.
 
     Args:
         adapters: LoRA that acts on the transformer.
@@ -110,7 +110,9 @@ def draw(
 
     jobs = [(text, seed, blocks) for text in texts for seed in drawing.seeds for blocks in hidden]
     batches = [jobs[start : start + drawing.batch_size] for start in range(0, len(jobs), drawing.batch_size)]
-    noise = [torch.cat([_noise(shape, seed, dtype, device) for _, seed, _ in batch]) for batch in batches]
+    seeded = [[torch.Generator("cpu").manual_seed(seed) for _, seed, _ in batch] for batch in batches]
+    drawn = [torch.cat([torch.randn(shape, generator=own, dtype=dtype) for own in batch]) for batch in seeded]
+    noise = [batch.to(device) for batch in drawn]
     stacked = [_to(stack_text([text for text, _, _ in batch]), device) for batch in batches]
     opposite = None if negative is None else [_to(stack_text([negative] * len(batch)), device) for batch in batches]
     model = (StreamedTransformer(source, dtype, device, adapters) if drawing.stream
@@ -120,8 +122,9 @@ def draw(
                else Predictor(model, family, config, embedded))  # fmt: skip
     tokens = (height // source.pixel_stride) * (width // source.pixel_stride)
     steps = drawing.sampler_steps(source)
-    latents = denoise(predict, source.load("scheduler"), steps, tokens, noise, stacked, opposite, scale, dtype, device)
-    del model, predict, noise, stacked, opposite, texts, negative, jobs, batches
+    scheduler, conditioning = source.load("scheduler"), (stacked, opposite, scale)
+    latents = denoise(predict, scheduler, steps, tokens, noise, *conditioning, dtype, device, seeded)
+    del drawn, conditioning, model, predict, noise, stacked, opposite, texts, negative, jobs, batches
     release()
     flat = iter(decode(source, [picture[None] for batch in latents for picture in batch], dtype, device))
     return [[next(flat) for _ in drawing.seeds for _ in hidden] for _ in drawing.prompts]
@@ -152,10 +155,6 @@ def _picture(
         raise RunError(f"The preview failed: the autoencoder gave values that are not finite in {dtype}.")
     array = (pixels / 2 + 0.5).clamp(0, 1).permute(1, 2, 0).numpy()
     return Image.fromarray((array * 255).round().astype(np.uint8))
-
-
-def _noise(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), dtype=dtype).to(device)
 
 
 def _to(text: Text, device: torch.device) -> Text:
