@@ -68,6 +68,15 @@ def test_a_checkpoint_is_removed_unless_it_is_kept(small: Path) -> None:
     assert not folder.exists()
 
 
+def test_a_folder_of_something_else_is_left_alone(small: Path) -> None:
+    (small / "kept" / MODEL).mkdir(parents=True)
+    (small / "kept" / MODEL / "notes.txt").touch()
+    with pytest.raises(SystemExit, match=f"is not a checkpoint of {MODEL}; give --keep another folder"):
+        real_size.main(["--model", MODEL, "--keep", str(small / "kept")])
+    assert [path.name for path in (small / "kept" / MODEL).iterdir()] == ["notes.txt"]
+    assert real_size.SETTINGS["memory.return_freed"], "as the document says"
+
+
 def test_a_model_is_left_out_where_the_disk_is_small(
     small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

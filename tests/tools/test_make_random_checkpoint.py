@@ -116,7 +116,11 @@ def test_what_cannot_be_written_is_told(
     (tmp_path / "file").touch()
     assert main(["--model", "builtin-sana", "--out", str(tmp_path)]) == 2
     assert "is not empty; give a new folder" in capsys.readouterr().err
-    monkeypatch.setattr(made, "checkpoint_bytes", lambda name: 2**60)
+    assert main(["--model", "builtin-sana", "--out", str(tmp_path / "out"), "--max-shard-size", "abc"]) == 2
+    assert 'max_shard_size "abc" is not a size; give "5GB", for example.' in capsys.readouterr().err
+    small, published = (checkpoint_bytes("sana-0.6b", encoders) for encoders in ("small", "published"))
+    assert published > small + 5e9, "Gemma-2 has 2.6 billion weights"
+    monkeypatch.setattr(made, "checkpoint_bytes", lambda name, encoders: 2**60)
     assert main(["--model", "builtin-sana", "--out", str(tmp_path / "out")]) == 2
     assert "builtin-sana takes 1073741824 GiB and the disk of" in capsys.readouterr().err
     assert not (tmp_path / "out" / "model_index.json").exists()
