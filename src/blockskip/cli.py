@@ -236,7 +236,7 @@ def _plan(given: argparse.Namespace) -> int:
     if given.chart is not None and not given.compare:
         raise UserError("--chart draws the comparison; give --compare as well.")
     values = _values(given)
-    lists = {name: [text] if isinstance(text := values.pop(name, []), str) else text for name in SEVERAL}
+    lists = {name: text if isinstance(text := values.pop(name, []), list) else [text] for name in SEVERAL}
     if given.table:
         return _table(given, values, lists)
     if given.markdown:

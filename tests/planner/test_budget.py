@@ -8,7 +8,7 @@ import torch
 
 from blockskip.config import Config
 from blockskip.errors import UserError
-from blockskip.planner.budget import FIRST_RATIO, Budget, as_options, describe, fit, refused
+from blockskip.planner.budget import FIRST_RATIO, Budget, _ladder, as_options, describe, fit, refused
 from blockskip.planner.fitting import config_of, given_keys
 from blockskip.planner.plan import PHASES, PhasePlan, Plan
 from blockskip.planner.request import make_request
@@ -24,7 +24,9 @@ def plan(config: Config) -> Plan:
     kept = 100 * (1 - flat["skip.ratio"]) * {"none": 1.0, "int8": 0.5, "nf4": 0.28}[flat["model.quantization"]]
     kept = 10 if flat["train.stream_middle"] else kept
     active = (length + resolution) / 16 * (0.25 if flat["train.gradient_checkpointing"] else 1)
-    window = {"1GiB": 1024, "512MiB": 512, "256MiB": 256, "128MiB": 128, "64MiB": 64}[flat["features.window"]]
+    if flat["model.quantization"] != "none" and (flat["train.stream_middle"] or flat["lora.rank"] == 7):
+        raise UserError("It cannot be had.")
+    window = 1024 if flat["features.window"] == "1GiB" else int(flat["features.window"].removesuffix("MiB"))
     store = length + resolution
     if flat["features.disk"]:
         store = min(store, int(flat["features.disk"].removesuffix("B")))
@@ -127,10 +129,42 @@ def test_reasons_and_refusals_name_figures() -> None:
     found = fitted(Budget(device=70))
     assert (
         describe(found)[0]
-        == "model.stream_text_encoders = True: without it encode text takes 80 B of device memory of 70 B."
+        == "model.stream_text_encoders = True: before it encode text takes 80 B of device memory of 70 B."
     )
     refusal = refused(fitted(Budget(device=3)), Budget(device=3))
     assert "the smallest plan takes" in refusal[0]
+
+
+def test_what_cannot_be_planned_is_skipped_and_told_if_nothing_fits() -> None:
+    """A library that is not installed, for example."""
+    found = fitted(Budget(device=25), lora__rank=7)
+    assert found.misses == () and found.config.train.stream_middle and found.untried == ("It cannot be had.",)
+    refusal = refused(fitted(Budget(device=1), lora__rank=7), Budget(device=1))
+    assert "Not tried: It cannot be had." in refusal
+
+
+def test_settings_of_the_user_that_a_change_would_make_too_are_not_in_the_way() -> None:
+    """Streaming needs the unquantised base, and nobody quantises what is streamed."""
+    found = fitted(Budget(device=25), model__quantization="none")
+    assert found.misses == () and found.config.train.stream_middle
+    found = fitted(Budget(device=25), train__stream_middle=True)
+    assert found.misses == found.untried == () and found.config.model.quantization == "none"
+    found = fitted(Budget(device=1), train__gradient_checkpointing=True)
+    assert "train.gradient_checkpointing" not in found.in_the_way
+
+
+def test_the_ratio_that_a_budget_begins_with_is_told() -> None:
+    said = "skip.ratio = 0.3: a budget begins with the mildest of the paper's ratios."
+    assert describe(fitted(Budget(device=1000))) == [said]
+    assert said not in describe(fitted(Budget(device=1000), skip__ratio=0.3))
+    assert describe(fitted(Budget(host=5000))) == []
+
+
+def test_half_a_resolution_is_one_that_every_model_takes() -> None:
+    halved = plan(from_flat({"data.resolution": 1040}))
+    assert {step.values["data.resolution"] for step in _ladder(halved, 128) if "data.resolution" in step.values} == {
+        512
+    }
 
 
 def test_a_run_on_a_cpu_counts_all_memory_as_one(flux_folder: Path) -> None:

@@ -145,3 +145,27 @@ def test_the_tool_writes_the_same_files_again(tmp_path: Path) -> None:
     written = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*.json")}
     shipped = {path.relative_to(FOLDER): path.read_bytes() for path in FOLDER.rglob("*") if path.is_file()}
     assert written == shipped
+
+
+@pytest.mark.parametrize("name", named_models())
+def test_the_other_parts_of_a_bare_config_are_of_the_model_it_is_of(name: str) -> None:
+    """Where a class has several, with other text encoders: FLUX.2's text is of three widths."""
+    own = FOLDER / name.replace("/", "--")
+    source, _ = open_for_plan(str(own / "transformer" / "config.json"))
+    for part in ("vae", "text_encoder"):
+        assert source.config(part) == json.loads((own / part / "config.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"joint_attention_dim": 2048}, "text encoders and autoencoder of no built-in model go with it"),
+        ({"in_channels": 128}, "text encoders and autoencoder of no built-in model go with it"),
+        ({"num_layers": "abc"}, "no FluxTransformer2DModel can be made from it"),
+    ],
+)
+def test_a_bare_config_that_nothing_goes_with_is_told(change: dict[str, object], sentence: str, tmp_path: Path) -> None:
+    config = json.loads((FOLDER / FLUX.replace("/", "--") / "transformer" / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(config | change), encoding="utf-8")
+    with pytest.raises(UserError, match=sentence):
+        open_for_plan(str(tmp_path / "config.json"))

@@ -17,6 +17,7 @@ from PIL import Image
 import blockskip.selection.pictures as pictures_module
 import blockskip.selection.velocity as velocity_module
 from blockskip.errors import RunError, UserError
+from blockskip.loading.selected import selected_split
 from blockskip.method.selection import masked_sets
 from blockskip.method.split import Split
 from blockskip.presets import split_for, unmeasured
@@ -213,7 +214,9 @@ def test_relative_pictures_of_an_older_run_are_those_beside_it(
     assert found(run.as_posix()) is None
     assert found("other/dog") is None
     assert found("../runs/dog") is None
-    with pytest.raises(UserError, match=r"write their whole path as data\.images into the config\.toml"):
+    with pytest.raises(
+        UserError, match=r"are not where data\.images in the config\.toml of its run says, .*put them back"
+    ):
         select(wanted)
 
 
@@ -274,3 +277,52 @@ def test_what_is_not_finite_is_told_and_not_kept(asked: Request, monkeypatch: py
             with pytest.raises(RunError, match=r"not finite in torch\.float32 .*; give another --dtype"):
                 select(replace(asked, probes=("velocity",)))
     assert np.isfinite(select(asked)["splits"][0]["chosen_in"].popitem()[1])
+
+
+def test_adapters_of_another_base_are_refused(asked: Request, tmp_path: Path) -> None:
+    """What a run was trained over or on is not in the model that would be looked into."""
+    config = Path(asked.loras[0]) / "config.toml"
+    plain = config.read_text(encoding="utf-8")
+    config.write_text(plain + '[model]\nbase_adapters = ["other"]\n', encoding="utf-8")
+    with pytest.raises(UserError, match=r"was trained over model\.base_adapters, which a selection does not load"):
+        given(asked)
+    file = tmp_path / "flux.safetensors"
+    config.write_text(plain + f'[model]\ntransformer = "{file.as_posix()}"\n', encoding="utf-8")
+    for transformer in (None, "other.safetensors"):
+        with pytest.raises(UserError, match=r"was trained on the transformer of .*; give it as --model\.transformer"):
+            given(replace(asked, transformer=transformer))
+    assert len(given(replace(asked, transformer=str(file)))) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["model.path", "model.base_adapters", "data.images", "train.lisa_blocks", "skip.middle"]
+)
+def test_settings_that_would_be_of_another_model_or_training_are_refused(asked: Request, name: str) -> None:
+    (sentence,) = replace(asked, training={name: "x"}).check()
+    assert sentence.startswith(f"{name} cannot be set here: ") and sentence.endswith(".")
+    assert asked.check() == []
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_computed(asked: Request, tmp_path: Path) -> None:
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(UserError, match=r'--output ".*folder\.json" is a folder; give the file to write'):
+        select(replace(asked, output=tmp_path / "folder.json"))
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r'--output ".*x\.json" cannot be written \(.*\); give another place'):
+        select(replace(asked, output=tmp_path / "file" / "x.json"))
+
+
+def test_numbers_of_another_shape_in_a_table_are_measured_again(asked: Request) -> None:
+    """As a file has them that somebody edited, or that a disk damaged."""
+    before, table = select(asked), asked.folder / "distances.jsonl"
+    lines = [json.loads(line) for line in table.read_text(encoding="utf-8").splitlines()]
+    for wrong in ([[0.0]], "abc", 5, {}, None, [[float("nan")]]):
+        table.write_text("".join(json.dumps(line | {"value": wrong}) + "\n" for line in lines), encoding="utf-8")
+        assert select(asked) == before
+
+
+def test_a_damaged_result_is_one_sentence(tmp_path: Path) -> None:
+    for content in ('{"format": 1, "family": "flux", "blocks": [Infinity, 8], "distances": {}}', "[" * 100_000):
+        (tmp_path / "selection.json").write_text(content, encoding="utf-8")
+        with pytest.raises(UserError, match="is no result of `blockskip select`, or is damaged"):
+            selected_split(str(tmp_path), "flux", (4, 8), 0.5)

@@ -43,7 +43,7 @@ def selected_split(path: str, family: str, blocks: Sequence[int], ratio: float) 
         raise UserError(
             f"{start} cannot be read ({error.strerror}); give the file that `blockskip select` wrote."
         ) from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise UserError(f"{start} is no result of `blockskip select`, or is damaged; run the command again.") from None
     if found[0] != FORMAT:
         raise UserError(f"{start} was written by another version of blockskip; run `blockskip select` again.")

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockskip.config import Config
+from blockskip.errors import UserError
 from blockskip.planner.plan import PhasePlan, Plan
 from blockskip.settings import from_flat, to_flat
 from blockskip.units import size
@@ -34,7 +35,9 @@ FIRST_RATIO = 0.3
 #: Those that follow.
 RATIOS = (0.4, 0.5)
 #: Windows of precompute, below the default.
-WINDOWS = ("512MiB", "256MiB", "128MiB", "64MiB")
+WINDOWS = ("512MiB", "256MiB", "128MiB", "64MiB", "16MiB", "4MiB")
+#: Pixels of which half a resolution is a multiple, as every family's tokens are.
+STRIDE = 32
 #: Pixels below which the training resolution is not lowered.
 LOWEST_RESOLUTION = 256
 
@@ -98,6 +101,8 @@ class Fitted:
         choices: the changes in their order.
         misses: what is over the budget even so; empty when it fits.
         in_the_way: keys the user set that would otherwise have been changed.
+        untried: why changes could not even be planned, one sentence each.
+        began: the skip ratio that it began with, where that is not the default.
     """
 
     config: Config
@@ -105,6 +110,8 @@ class Fitted:
     choices: tuple[Choice, ...]
     misses: tuple[str, ...]
     in_the_way: tuple[str, ...]
+    untried: tuple[str, ...] = ()
+    began: float | None = None
 
 
 @dataclass(frozen=True)
@@ -131,33 +138,41 @@ def fit(
         fixed = {*fixed, "skip.ratio"}
     if config.train.lisa_blocks:
         fixed = {*fixed, "skip.ratio", "model.quantization", "train.stream_middle"}
-    if "skip.ratio" not in fixed and budget.device is not None:
-        config = _with(config, {"skip.ratio": FIRST_RATIO})
+    began = FIRST_RATIO if "skip.ratio" not in fixed and budget.device is not None else None
+    if began is not None:
+        config = _with(config, {"skip.ratio": began})
     start, now = config, plan(config)
     choices: list[Choice] = []
     in_the_way: dict[str, None] = {}
+    untried: dict[str, None] = {}
     for step in _ladder(now, longest_caption):
         over = budget.over(now)
         if not (over.keys() & step.phases) and not (step.disk and budget.over_disk(now)):
             continue
-        held = [key for key in step.values if key in fixed]
+        flat = to_flat(config)
+        values = {key: value for key, value in step.values.items() if flat[key] != value}
+        if not values or ("model.quantization" in values and config.train.stream_middle):
+            continue  # it is so already, or would end what needs less
+        held = [key for key in values if key in fixed]
         if held:
             in_the_way |= dict.fromkeys(held)
             continue
-        if "train.stream_middle" in step.values and "model.quantization" in fixed:
-            in_the_way["model.quantization"] = None
+        changed = _with(config, values)
+        try:
+            after = plan(changed)
+        except UserError as error:
+            untried |= dict.fromkeys(error.problems)
             continue
-        changed = _with(config, step.values)
-        after = plan(changed)
         if _smaller(after, now, budget, step):
             reason = budget.misses(now)[0]
-            choices = [choice for choice in choices if choice.key not in step.values]
-            choices += [Choice(key, value, reason) for key, value in step.values.items() if value != "none"]
+            choices = [choice for choice in choices if choice.key not in values]
+            choices += [Choice(key, value, reason) for key, value in values.items() if value != "none"]
             config, now = changed, after
     if not budget.misses(now):
         config, now, choices = _undone(config, start, budget, plan, now, choices)
     misses = tuple(budget.misses(now))
-    return Fitted(config, now, tuple(choices), misses, tuple(in_the_way) if misses else ())
+    way = tuple(in_the_way) if misses else ()
+    return Fitted(config, now, tuple(choices), misses, way, tuple(untried), began)
 
 
 def _smaller(after: Plan, now: Plan, budget: Budget, step: _Step) -> bool:
@@ -214,8 +229,9 @@ def _ladder(plan: Plan, longest_caption: int) -> Iterator[_Step]:
     for shorter in (256, 128):
         if longest_caption <= shorter < length:
             yield _Step({"data.text_length": shorter}, everything | {"encode text"}, disk=True)
-    if resolution // 2 >= LOWEST_RESOLUTION:
-        yield _Step({"data.resolution": resolution // 2}, everything, disk=True)
+    half = resolution // 2 // STRIDE * STRIDE
+    if half >= LOWEST_RESOLUTION:
+        yield _Step({"data.resolution": half}, everything, disk=True)
     for quantization in ("int8", "nf4"):
         yield _Step({"model.quantization": quantization}, training)
     for ratio in RATIOS:
@@ -233,8 +249,11 @@ def as_options(fitted: Fitted) -> dict[str, Any]:
 
 
 def describe(fitted: Fitted) -> list[str]:
-    """What was chosen and why, a line each."""
-    return [f"{choice.key} = {choice.value}: without it {choice.reason}." for choice in fitted.choices]
+    """What was chosen and why, a line each: what did not fit when it was chosen, later changes not yet made."""
+    lines = [f"{choice.key} = {choice.value}: before it {choice.reason}." for choice in fitted.choices]
+    if fitted.began is not None and fitted.config.skip.ratio == fitted.began:
+        lines.append(f"skip.ratio = {fitted.began}: a budget begins with the mildest of the paper's ratios.")
+    return lines
 
 
 def refused(fitted: Fitted, budget: Budget) -> list[str]:
@@ -244,6 +263,7 @@ def refused(fitted: Fitted, budget: Budget) -> list[str]:
     if budget.disk is not None:
         smallest += f", and writes {size(fitted.plan.disk_bytes)}"
     problems = [f"The budget is too small: {'; '.join(fitted.misses)}. Of what was tried, {smallest}."]
+    problems += [f"Not tried: {sentence}" for sentence in fitted.untried]
     if fitted.in_the_way:
         problems.append(
             f"These settings of yours were left as they are and stand in the way: {', '.join(fitted.in_the_way)}."

@@ -14,6 +14,10 @@ from blockskip.errors import UserError
 from blockskip.planner.budget import Budget, Fitted, describe, fit, refused
 from blockskip.planner.request import make_request, planned_device
 from blockskip.settings import from_flat, size_in_bytes, to_flat
+from blockskip.units import size
+
+#: Bytes below which no budget is meant: a unit was left out.
+SMALLEST = 2**20
 
 
 def config_of(values: Mapping[str, Any], device: torch.device | None = None) -> tuple[Config, list[str]]:
@@ -34,6 +38,11 @@ def config_of(values: Mapping[str, Any], device: torch.device | None = None) -> 
     }
     if not sizes:
         return config, []
+    if small := [name for name, amount in sizes.items() if amount < SMALLEST]:
+        raise UserError([
+            f'memory.{name} = "{getattr(config.memory, name)}" is {size(sizes[name])}; give it with its unit, "8GiB".'
+            for name in small
+        ])  # fmt: skip
     device = device or planned_device(config.train.device)
     budget = Budget(**sizes)
     if device.type in ("cpu", "mps"):  # one memory: the smaller figure bounds it

@@ -14,9 +14,15 @@ from blockskip.errors import UserError
 from blockskip.families import family_of
 from blockskip.loading.single_file import open_single_file
 from blockskip.loading.source import ModelSource, open_model
+from blockskip.loading.transformer import empty_transformer
 from blockskip.units import size as in_units
 
 FOLDER = Path(__file__).parent / "models"
+#: Of a transformer's config: what its text encoders and its autoencoder must give.
+INPUTS = (
+    "in_channels", "joint_attention_dim", "pooled_projection_dim", "caption_channels", "cap_feat_dim", "text_embed_dim",
+    "text_emb_dim",
+)  # fmt: skip
 
 
 def named_models() -> list[str]:
@@ -63,20 +69,35 @@ def _bare(file: Path) -> tuple[ModelSource, tuple[str, ...]]:
     """A pipeline around a transformer's config: the other parts are those of the family's first published model."""
     try:
         config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        family = family_of(str(config["_class_name"]))
+        family_of(str(config["_class_name"]))
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f'"{file}" is not the config.json of a diffusers transformer.') from None
     except UserError as error:
         raise UserError(f'"{file}": {error}') from None
-    for name in named_models():
-        base = FOLDER / name.replace("/", "--")
-        if json.loads((base / "model_index.json").read_text(encoding="utf-8"))["_class_name"] == family.pipeline_class:
-            break
-    else:
-        raise UserError(f'"{file}": no pipeline of the {family.name} family is built in; give a whole pipeline.')
+    name = _nearest(file, config)
     folder = Path(tempfile.mkdtemp(prefix="blockskip-plan-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    shutil.copytree(base, folder, dirs_exist_ok=True)
+    shutil.copytree(FOLDER / name.replace("/", "--"), folder, dirs_exist_ok=True)
     shutil.copyfile(file, folder / "transformer" / "config.json")
     remark = f"Text encoders and autoencoder are assumed to be those of {name}."
-    return replace(open_model(str(folder)), name=str(file)), (remark,)
+    source = replace(open_model(str(folder)), name=str(file))
+    try:
+        empty_transformer(source)
+    except Exception as error:  # whatever the class has to say of its arguments
+        raise UserError(f'"{file}": no {config["_class_name"]} can be made from it ({error}).') from None
+    return source, (remark,)
+
+
+def _nearest(file: Path, config: dict[str, Any]) -> str:
+    """The published model whose transformer's config is most like this one, and takes what it takes."""
+    alike: dict[str, int] = {}
+    for name in named_models():
+        about = FOLDER / name.replace("/", "--") / "transformer" / "config.json"
+        own = json.loads(about.read_text(encoding="utf-8"))
+        if all(config.get(key, own.get(key)) == own.get(key) for key in ("_class_name", *INPUTS)):
+            alike[name] = sum(own.get(key) == value for key, value in config.items())
+    if not alike:
+        raise UserError(
+            f'"{file}": the text encoders and autoencoder of no built-in model go with it; give a whole pipeline.'
+        )
+    return max(alike, key=lambda name: alike[name])

@@ -17,7 +17,7 @@ from blockskip.selection.model import Model, open_for
 from blockskip.selection.pictures import encoder_name, kept_names, picture_distances
 from blockskip.selection.request import Request
 from blockskip.selection.result import Sweep, document, write_document
-from blockskip.selection.subjects import Tuned, given, subjects, trained
+from blockskip.selection.subjects import UNKNOWN, Tuned, given, subjects, trained
 from blockskip.selection.table import Table
 from blockskip.selection.validate import validate, validation_subjects
 from blockskip.selection.velocity import SIGMAS, Velocities, velocity_distances
@@ -51,6 +51,7 @@ def select(request: Request, validated: float | None = None) -> dict[str, Any]:
     else:
         taken = subjects(request)
     others = validation_subjects(request, taken) if validated is not None else []
+    _check_place(request)
     if not request.loras:
         tuned = trained(model, taken)
     sweeps: dict[str, Sweep] = {}
@@ -77,12 +78,21 @@ def select(request: Request, validated: float | None = None) -> dict[str, Any]:
     return found
 
 
+def _check_place(request: Request) -> None:
+    try:
+        request.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f'--output "{request.output}" cannot be written ({error.strerror}); give another place.'
+        ) from None
+
+
 def _check_pictures(request: Request, tuned: Sequence[Tuned]) -> None:
     lacking = [one.subject.name for one in tuned if one.subject.images is None]
     if "velocity" in request.probes and lacking:
         raise UserError(
-            f"The pictures that {', '.join(lacking)} was trained on are not known, which the probe of velocity needs; "
-            "write their whole path as data.images into the config.toml of the run, or give --probe pictures."
+            f"The probe of velocity needs the pictures of {', '.join(lacking)}, which {UNKNOWN}; put them back, or "
+            "give --probe pictures."
         )
 
 

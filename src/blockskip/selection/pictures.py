@@ -60,14 +60,14 @@ def picture_distances(
         RunError: the encoder, or the autoencoder, gave values that are not finite.
     """
     found = []
-    names = [_keys(model, one, sets, encoder) for one in tuned]
-    done = {name for row in names for name in row if table.get(name) is not None}
+    names, shape = [_keys(model, one, sets, encoder) for one in tuned], (len(model.seeds), len(sets))
+    done = {name for row in names for name in row if table.numbers(name, shape) is not None}
     total, start = sum(len(row) for row in names), sum(name in done for row in names for name in row)
     with progress(total, "masked pictures", start) as bar:
         for one, row in zip(tuned, names, strict=True):
             rows: list[list[float]] = []
             for number, (prompt, name) in enumerate(zip(one.subject.prompts, row, strict=True)):
-                values = table.get(name)
+                values = table.numbers(name, shape)
                 if values is None:
                     pictures = _draw(model, model.adapters(one.adapter), prompt, sets)
                     values = [_distances(line, encoder, prompt) for line in pictures]

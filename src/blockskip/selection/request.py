@@ -15,6 +15,18 @@ Probe = Literal["pictures", "velocity"]
 PROBES: tuple[str, ...] = ("pictures", "velocity")
 
 
+_PLAIN = "the adapters are plain LoRA of the model itself, in the selection's own folder"
+#: Settings of a training that a selection has its own options for, or that would make another model of its own.
+OWN = dict.fromkeys(
+    ("skip.front", "skip.tail", "skip.ratio", "skip.selection", "skip.middle", "train.lisa_blocks",
+     "model.base_adapters", "output"), _PLAIN,
+) | {
+    "model.path": "--model says it", "model.revision": "--revision says it", "model.dtype": "--dtype says it",
+    "model.transformer": "--model.transformer says it", "train.device": "--device says it",
+    "data.images": "--images says it", "data.prompt": "--prompt says it",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Request:
     """Everything that a selection depends on, and where it goes.
@@ -123,7 +135,9 @@ class Request:
             found.append(f"--probe must be one or both of {', '.join(PROBES)}.")
         if self.loras and self.images:
             found.append("--loras are tuned already and --images are to be tuned on; give one of the two.")
-        for name in ("skip.front", "skip.tail", "skip.ratio", "skip.selection", "output"):
-            if name in self.training:
-                found.append(f"{name} cannot be set here: the adapters are plain LoRA, in the selection's own folder.")
+        if self.output.is_dir():
+            found.append(f'--output "{self.output}" is a folder; give the file to write.')
+        for name in sorted(self.training):
+            if name in OWN:
+                found.append(f"{name} cannot be set here: {OWN[name]}.")
         return found

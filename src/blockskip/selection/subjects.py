@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from blockskip import builtin
-from blockskip.adapters.files import FILE_NAME, find_lora
+from blockskip.adapters.files import FILE_NAME
+from blockskip.adapters.frozen import FrozenAdapters
 from blockskip.data.pictures import find_pictures
 from blockskip.errors import UserError
 from blockskip.progress import say
@@ -22,6 +23,8 @@ from blockskip.settings import from_flat
 
 #: Prompts of a subject that brings none.
 PROMPTS = ("{}", "{} in the snow", "{} on a wooden table", "{} on the beach")
+#: Of pictures: why they cannot be had.
+UNKNOWN = "are not where data.images in the config.toml of its run says, or that says nothing"
 #: Plain LoRA of a built-in model, where the user sets nothing else.
 BUILTIN_TRAINING: dict[str, Any] = {
     "train.steps": 400,
@@ -108,22 +111,36 @@ def given(request: Request) -> list[Tuned]:
     for text in request.loras:
         path = Path(text).expanduser()
         try:
-            adapter = find_lora(path, "--loras")
+            adapter = FrozenAdapters([str(path)], key="--loras").files[0]
         except UserError as error:
             problems += error.problems
             continue
         run_folder = adapter.parent.parent if adapter.parent.name == "adapter" else adapter.parent
-        data = _table(_settings_of(run_folder), "data")
+        settings = _settings_of(run_folder)
+        data, problem = _table(settings, "data"), _other_base(text, _table(settings, "model"), request)
+        if problem:
+            problems.append(problem)
+            continue
         caption, images = data.get("prompt") or "", _images_of(run_folder)
         if not caption and not (request.prompts and all("{}" not in prompt for prompt in request.prompts)):
             problems.append(f'--loras "{text}" does not say what it was trained on; give --prompts without {{}}.')
             continue
-        name = f"{len(found):02d}-{run_folder.resolve().name}"
+        name = f"{len(found):02d}-{run_folder.resolve().name}"  # two runs may be called the same
         usable = images if images is not None and images.is_dir() and find_pictures(images) else None
         found.append(Tuned(Subject(name, usable, caption, _prompts(request, caption, PROMPTS)), adapter))
     if problems:
         raise UserError(problems)
     return found
+
+
+def _other_base(text: str, base: dict[str, Any], request: Request) -> str | None:
+    """What in the base that a run was trained on is not in the model whose blocks are looked into."""
+    if base.get("base_adapters"):
+        return f'--loras "{text}" was trained over model.base_adapters, which a selection does not load; leave it out.'
+    theirs, ours = base.get("transformer"), request.transformer
+    if theirs and (ours is None or Path(theirs).expanduser().absolute() != Path(ours).expanduser().absolute()):
+        return f'--loras "{text}" was trained on the transformer of "{theirs}"; give it as --model.transformer.'
+    return None
 
 
 def trained(model: Model, subjects: Sequence[Subject]) -> list[Tuned]:

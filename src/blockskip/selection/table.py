@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from blockskip.store.files import write_atomically
 
 
@@ -36,6 +38,15 @@ class Table:
     def get(self, key: str) -> Any | None:
         """What was added under a key (``keys.key``), or None."""
         return self._entries.get(key)
+
+    def numbers(self, key: str, shape: tuple[int, ...]) -> list[Any] | None:
+        """Numbers of a shape that were added under a key, or None: also where a damaged file holds something else."""
+        found = self.get(key)
+        try:
+            values = np.asarray(found, dtype=np.float64)
+        except (ValueError, TypeError):
+            return None
+        return found if values.shape == shape and bool(np.isfinite(values).all()) else None
 
     def add(self, key: str, value: Any) -> None:
         """Keep a value of numbers, texts, lists and dicts."""

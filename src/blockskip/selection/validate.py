@@ -25,7 +25,7 @@ from blockskip.run.fixed import FixedSamples, fixed_samples, heldout_loss
 from blockskip.run.previews import open_pictures
 from blockskip.selection.model import Model
 from blockskip.selection.request import Request
-from blockskip.selection.subjects import Subject, builtin_subject, prepare_plain
+from blockskip.selection.subjects import UNKNOWN, Subject, builtin_subject, prepare_plain
 
 #: Subjects that are trained on.
 SUBJECTS = 2
@@ -131,8 +131,8 @@ def validation_subjects(request: Request, own: Sequence[Subject]) -> list[Subjec
         rest = builtin.subjects("development")[request.count :][:SUBJECTS]
         if len(rest) < SUBJECTS:
             raise UserError(
-                f"--validate needs {SUBJECTS} further subjects of the {len(rest) + request.count} that come with the "
-                f"package; lower --count, which is {request.count}."
+                f"--validate needs {SUBJECTS} subjects beside those of the selection, and the package has "
+                f"{len(builtin.subjects('development'))}; lower --count, which is {request.count}."
             )
         return [builtin_subject(name, request) for name in rest]
     return [_kept_back(request, subject) for subject in own[:SUBJECTS]]
@@ -140,7 +140,7 @@ def validation_subjects(request: Request, own: Sequence[Subject]) -> list[Subjec
 
 def _kept_back(request: Request, subject: Subject) -> Subject:
     if subject.images is None:
-        raise UserError(f"--validate needs the pictures of {subject.name}, which are not known; give --images.")
+        raise UserError(f"--validate needs the pictures of {subject.name}, which {UNKNOWN}; put them back.")
     train, kept = split_pictures(find_pictures(subject.images))
     if len(train) < 2:
         raise UserError(f'--validate keeps a picture back and "{subject.images}" has too few; put at least 3 into it.')

@@ -110,13 +110,14 @@ def velocity_distances(model: Model, tuned: Sequence[Tuned], sets: Sequence[Mask
     words = tuple(subject_words(one.subject.caption) or "" for one in tuned) if len(named) == len(tuned) else ()
     chosen: list[torch.Tensor | None] = [*named] if words else [None] * len(tuned)
     keys = [_keys(model, *each, sets) for each in zip(tuned, [paths[:count] for paths in folders], chosen, strict=True)]
-    done = {velocity for velocity, _ in keys if table.get(velocity) is not None}
+    shape, shape_of_masses = (count, len(SIGMAS), len(sets)), (count, len(SIGMAS), model.num_blocks)
+    done = {velocity for velocity, _ in keys if table.numbers(velocity, shape) is not None}
     start = sum(velocity in done for velocity, _ in keys)
     found: list[list[list[list[float]]]] = []
     attention: list[list[list[list[float]]]] = []
     with progress(len(tuned) * len(SIGMAS), "masked velocities", start * len(SIGMAS)) as bar:
         for one, paths, tokens, (velocity, mass) in zip(tuned, folders, chosen, keys, strict=True):
-            changes, masses = table.get(velocity), table.get(mass)
+            changes, masses = table.numbers(velocity, shape), table.numbers(mass, shape_of_masses)
             repeated = changes is not None and velocity not in done  # the same adapter, earlier in this list
             if changes is None or masses is None:
                 samples = fixed_samples(
@@ -125,7 +126,7 @@ def velocity_distances(model: Model, tuned: Sequence[Tuned], sets: Sequence[Mask
                 )  # fmt: skip
                 probe = _Probe(model, model.adapters(one.adapter), samples)
                 if changes is None:
-                    changes = {"distances": _finite(probe.changes(sets, bar), model, one)}
+                    changes = _finite(probe.changes(sets, bar), model, one)
                     table.add(velocity, changes)
                 if masses is None:
                     masses = _finite(probe.attention(tokens), model, one)
@@ -134,7 +135,7 @@ def velocity_distances(model: Model, tuned: Sequence[Tuned], sets: Sequence[Mask
                 release()
             if repeated:
                 bar.advance(len(SIGMAS))
-            found.append(changes["distances"])
+            found.append(changes)
             attention.append(masses)
     return Velocities(np.asarray(found, dtype=np.float64), np.asarray(attention, dtype=np.float64), words)
 
