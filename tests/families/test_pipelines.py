@@ -12,6 +12,7 @@ from blockskip.encoding.text import encode_prompts
 from blockskip.errors import UserError
 from blockskip.families import FAMILIES, family_of, stack_text
 from blockskip.loading.source import ModelSource
+from blockskip.loading.transformer import load_transformer
 from blockskip.preview.denoise import velocity
 from tests.families.groups import CPU, distance, forward_inputs, group
 from tests.tiny_families import TINY
@@ -151,6 +152,22 @@ def test_qwen_s_latents_have_the_autoencoder_s_statistics(qwen_image: ModelSourc
     for channel in range(4):
         expected = (mean[:, channel] - vae.config.latents_mean[channel]) / vae.config.latents_std[channel]
         assert torch.allclose(found[:, channel], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize("name", [*TINY, "sd3_bare"])
+def test_a_transformer_is_loaded_as_diffusers_loads_it(
+    request: pytest.FixtureRequest, name: str, dtype: torch.dtype
+) -> None:
+    """Dtypes and bits of all parameters, and of buffers that no file has and that stay in float32."""
+    source: ModelSource = request.getfixturevalue(name)
+    cls = getattr(diffusers, source.family.transformer_class)
+    expected = cls.from_pretrained(source.folder / "transformer", torch_dtype=dtype)
+    found = load_transformer(source, [], dtype, CPU)
+    own, theirs = (dict(model.named_parameters()) | dict(model.named_buffers()) for model in (found, expected))
+    assert own.keys() == theirs.keys()
+    for key, value in theirs.items():
+        assert own[key].dtype == value.dtype and torch.equal(own[key], value), key
 
 
 def test_the_tests_know_every_family() -> None:

@@ -71,8 +71,7 @@ def _load(
     removed = install_stubs(model, layout, range(layout.count(model)) if skip is None else skip)
     weights = Weights(source.part_folder("transformer"))
     model.load_state_dict(weights.named(model.state_dict(), dtype, device), assign=True)
-    # what is left are buffers that no file has; diffusers' own ``to`` would warn of a dtype that all weights have
-    model = nn.Module.to(model.requires_grad_(False).eval(), device, dtype)
+    model = model.requires_grad_(False).eval().to(device)  # buffers that no file has keep their dtype, as in diffusers
     if adapters is not None:
         adapters.attach(model)
     return model, removed
