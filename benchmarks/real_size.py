@@ -68,9 +68,10 @@ _SANA = {
     "50%, 512, NF4": Run(_HALF | {"model.quantization": "nf4"}, ("train",)),
     "50%, 512, preview at 1024": Run(_HALF | _drawn(1024), ("preview",)),
 }
+_FULL = Run(_HALF | {"features.window": "64MiB", "train.steps": 16}, ("precompute", "train"))
 #: Runs by model and name.
 RUNS: dict[str, dict[str, Run]] = {
-    "sana-0.6b": _SANA | {WINDOW: Run(_HALF | {"features.window": "64MiB", "train.steps": 16}, ("precompute", "train"))},
+    "sana-0.6b": _SANA | {WINDOW: _FULL},
     "sana-1.6b": _SANA,
     "flux": {STREAMED: Run({"skip.ratio": 0.5, "data.resolution": 256, "train.stream_middle": True})},
 }

@@ -61,6 +61,12 @@ def test_a_built_in_model_says_what_it_knows(name: str, autoencoder: type) -> No
         assert not set(builtin.subjects(which)) & set(known["objects"])
 
 
+@pytest.mark.parametrize("name", builtin.MODELS)
+def test_no_config_names_a_place_of_the_machine_that_made_it(name: str) -> None:
+    for path in Path(builtin.model_path(name)).rglob("*.json"):
+        assert "_name_or_path" not in path.read_text(encoding="utf-8"), path
+
+
 def test_the_built_in_models_are_small() -> None:
     folders = [builtin.model_path(name) for name in builtin.MODELS]
     size = sum(file.stat().st_size for folder in folders for file in folder.rglob("*") if file.is_file())

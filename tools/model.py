@@ -80,6 +80,10 @@ def save_pipeline(parts: Parts, vae: nn.Module, shift: float, folder: Path, desc
     for path in fresh.glob("text_encoder*/config.json"):
         config = json.loads(path.read_text(encoding="utf-8")) | {"dtype": "float32"}
         path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for path in fresh.glob("*/config.json"):  # where a part was loaded from is nobody's business
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if config.pop("_name_or_path", None) is not None:
+            path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     (fresh / "builtin.json").write_text(description, encoding="utf-8")
     for file in fresh.rglob("*.safetensors"):
         file.chmod(0o644)

@@ -66,6 +66,7 @@ def test_a_training_goes_on_and_gives_a_plain_pipeline(
     monkeypatch.setattr(sys, "argv", ["export", "--model", work.model, "--build", str(work.build), "--out", str(out)])
     export.main()
     about = json.loads((out / "builtin.json").read_text())
+    assert str(work.build) not in "".join(path.read_text(encoding="utf-8") for path in out.rglob("*.json"))
     assert about["trained"]["steps"] == second["step"] and len(about["objects"]) == len(OBJECTS)
     script = (
         "import json, sys; from diffusers import DiffusionPipeline; p = DiffusionPipeline.from_pretrained(sys.argv[1]);"
