@@ -45,7 +45,7 @@ def test_a_window_larger_than_the_run_is_no_advice(flux_runs: Runs, tmp_path: Pa
 def test_nothing_that_is_set_is_advised(flux_runs: Runs, tmp_path: Path) -> None:
     run = flux_runs.prepared(
         tmp_path, train__gradient_checkpointing=True, train__stream_middle=True, skip__ratio=0.4,
-        model__stream_text_encoders=True, preview__stream=True, features__window="64MiB", model__dtype="bfloat16",
+        model__stream_text_encoders=True, preview__stream=True, features__window="4MiB", model__dtype="bfloat16",
     )  # fmt: skip
     assert options(run, "train") == ["--skip 0.5 (in another output folder)"]
     assert options(run, "encode text") == options(run, "precompute") == []
