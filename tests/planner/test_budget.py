@@ -135,10 +135,11 @@ def test_reasons_and_refusals_name_figures() -> None:
     assert "the smallest plan takes" in refusal[0]
 
 
-def test_what_cannot_be_planned_is_skipped_and_told_if_nothing_fits() -> None:
+def test_what_cannot_be_planned_is_skipped_and_told() -> None:
     """A library that is not installed, for example."""
     found = fitted(Budget(device=25), lora__rank=7)
     assert found.misses == () and found.config.train.stream_middle and found.untried == ("It cannot be had.",)
+    assert describe(found)[-1] == "Not tried: It cannot be had.", "or a slower way would be taken without a word"
     refusal = refused(fitted(Budget(device=1), lora__rank=7), Budget(device=1))
     assert "Not tried: It cannot be had." in refusal
 

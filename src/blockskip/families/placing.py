@@ -84,8 +84,8 @@ def one_by_one(own: Callable[..., Any], streams: tuple[torch.Tensor | None, ...]
     return torch.cat(each)
 
 
-class OwnFlux(FluxAttnProcessor):
-    """The attention of FLUX.1 and Chroma."""
+class _TwoStreams:
+    """Over a processor of diffusers for an image and a text stream."""
 
     def __call__(
         self,
@@ -97,23 +97,16 @@ class OwnFlux(FluxAttnProcessor):
     ) -> Any:
         """The image tokens (B, tokens, D), and the text tokens where there are any."""
         streams = (hidden_states, encoder_hidden_states, attention_mask)
-        return one_by_one(functools.partial(super().__call__, attn), streams, image_rotary_emb)
+        own: Any = super()
+        return one_by_one(functools.partial(own.__call__, attn), streams, image_rotary_emb)
 
 
-class OwnFlux2(Flux2AttnProcessor):
+class OwnFlux(_TwoStreams, FluxAttnProcessor):
+    """The attention of FLUX.1 and Chroma."""
+
+
+class OwnFlux2(_TwoStreams, Flux2AttnProcessor):
     """The attention of FLUX.2's two streams."""
-
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: torch.Tensor,
-        encoder_hidden_states: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        image_rotary_emb: Any = None,
-    ) -> Any:
-        """The image tokens (B, tokens, D) and the text tokens."""
-        streams = (hidden_states, encoder_hidden_states, attention_mask)
-        return one_by_one(functools.partial(super().__call__, attn), streams, image_rotary_emb)
 
 
 class OwnFlux2Joint(Flux2ParallelSelfAttnProcessor):

@@ -253,7 +253,11 @@ def describe(fitted: Fitted) -> list[str]:
     lines = [f"{choice.key} = {choice.value}: before it {choice.reason}." for choice in fitted.choices]
     if fitted.began is not None and fitted.config.skip.ratio == fitted.began:
         lines.append(f"skip.ratio = {fitted.began}: a budget begins with the mildest of the paper's ratios.")
-    return lines
+    return lines + _untried(fitted)
+
+
+def _untried(fitted: Fitted) -> list[str]:
+    return [f"Not tried: {sentence}" for sentence in fitted.untried]
 
 
 def refused(fitted: Fitted, budget: Budget) -> list[str]:
@@ -263,7 +267,7 @@ def refused(fitted: Fitted, budget: Budget) -> list[str]:
     if budget.disk is not None:
         smallest += f", and writes {size(fitted.plan.disk_bytes)}"
     problems = [f"The budget is too small: {'; '.join(fitted.misses)}. Of what was tried, {smallest}."]
-    problems += [f"Not tried: {sentence}" for sentence in fitted.untried]
+    problems += _untried(fitted)
     if fitted.in_the_way:
         problems.append(
             f"These settings of yours were left as they are and stand in the way: {', '.join(fitted.in_the_way)}."
