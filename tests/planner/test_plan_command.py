@@ -229,3 +229,12 @@ def test_help_is_readable(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         assert f"--{name}" in text
     assert "SUPPRESS" not in text
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_size_without_a_unit_is_no_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight of what? And a number in a config file is one sentence too."""
+    assert main(["plan", "--model", "builtin", "--memory", "8"]) == 2
+    assert 'memory.device = "8" is 8 B; give it with its unit, "8GiB".' in capsys.readouterr().err
+    (tmp_path / "config.toml").write_text("[memory]\ndevice = 8\n", encoding="utf-8")
+    assert main(["plan", "--model", "builtin", "--config", str(tmp_path / "config.toml")]) == 2
+    assert "memory.device must be a text, not 8." in capsys.readouterr().err
