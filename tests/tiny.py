@@ -138,14 +138,14 @@ def make_sana(folder: Path, *, layers: int = 6, seed: int = 0) -> Path:
     return folder
 
 
-def kl_autoencoder(*, levels: int = 3, shift_factor: float | None = 0.125) -> AutoencoderKL:
-    """The autoencoder of FLUX.1 and Stable Diffusion 3, of factor 4 (8 with four levels) and with 4 channels."""
+def kl_autoencoder(*, levels: int = 3, channels: int = 4, shift_factor: float | None = 0.125) -> AutoencoderKL:
+    """The autoencoder of FLUX.1 and Stable Diffusion 3, of factor 4 (8 with four levels)."""
     return AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * levels,
         up_block_types=("UpDecoderBlock2D",) * levels,
         block_out_channels=(8, *[16] * (levels - 1)),
         layers_per_block=1,
-        latent_channels=4,
+        latent_channels=channels,
         norm_num_groups=4,
         sample_size=128,
         scaling_factor=0.75,

@@ -32,9 +32,9 @@ def equal(one: Text, other: Text) -> bool:
 
 @pytest.fixture
 def pipeline(source: ModelSource) -> Any:
-    """The family's own pipeline, without the parts that text does not need."""
+    """The family's own pipeline, without a part that text does not need."""
     cls = getattr(diffusers, source.family.pipeline_class)
-    return cls.from_pretrained(source.folder, vae=None, scheduler=None)
+    return cls.from_pretrained(source.folder, scheduler=None)
 
 
 @torch.no_grad()

@@ -46,7 +46,7 @@ class Pipeline:
 
     def __call__(self, prompts: list[str], **options: Any) -> Any:
         given: dict[str, Any] = {"prompt": list(prompts), "generator": torch.Generator().manual_seed(0)}
-        given |= {"height": HEIGHT, "width": WIDTH, "num_inference_steps": 3, "max_sequence_length": LENGTH}
+        given |= {"height": HEIGHT, "width": WIDTH, "num_inference_steps": 3, **self.tiny.length(self.own, LENGTH)}
         self.steps.clear()
         with torch.no_grad():
             return self.own(**(given | dict(self.tiny.plain) | options)).images

@@ -64,7 +64,7 @@ def ids_of(source: ModelSource, inputs: dict[str, Any], batch: int) -> torch.Ten
     ids = inputs["img_ids"]
     if ids.ndim == 2:
         ids = ids.reshape(len(ids), batch, -1).transpose(0, 1)
-    assert not ids[..., :1].any() and not ids[..., 3:].any()
+    assert all(bool((ids[..., axis] == ids[0, 0, axis]).all()) for axis in range(ids.shape[-1]) if axis not in (1, 2))
     found: torch.Tensor = ids[..., 1:3]
     return found
 
@@ -199,7 +199,8 @@ def test_positions_are_not_rounded_in_bfloat16(placing: ModelSource) -> None:
 def test_a_family_takes_positions_that_can_place_them() -> None:
     for family in FAMILIES:
         assert family.takes_positions == (type(family).placed is not Family.placed), family.name
-    assert {"flux", "flux2", "flux2_klein", "chroma", "hidream"} == set(PLACING)
+    flux_like = {"flux", "chroma", "longcat_image", "ovis_image", "bria"}
+    assert flux_like | {"flux2", "flux2_klein", "hidream"} == set(PLACING)
 
 
 def test_other_families_are_refused_in_a_sentence(source: ModelSource) -> None:
@@ -213,7 +214,7 @@ def test_other_families_are_refused_in_a_sentence(source: ModelSource) -> None:
     (problem,) = caught.value.problems
     assert problem == (
         'patches.positions = "picture" needs a model that is given the positions of its tokens '
-        f'(flux, flux2, flux2_klein, chroma, hidream); {source.family.name} is not: leave it at "patch".'
+        f'({", ".join(PLACING)}); {source.family.name} is not: leave it at "patch".'
     )
     assert caught.value.exit_code == 2
     with pytest.raises(NotImplementedError, match=source.family.name):

@@ -46,8 +46,8 @@ def test_a_run_ends_in_an_adapter_that_the_pipeline_draws_with(
 
     def picture() -> Any:
         image = pipeline(
-            prompt="a dog", height=64, width=96, num_inference_steps=2, max_sequence_length=40,
-            generator=torch.Generator().manual_seed(0), **(dict(tiny.plain) | dict(tiny.guided)),
+            prompt="a dog", height=64, width=96, num_inference_steps=2, generator=torch.Generator().manual_seed(0),
+            **(dict(tiny.plain) | dict(tiny.guided) | tiny.length(pipeline, 40)),
         ).images[0]  # fmt: skip
         return np.asarray(image).astype(int)
 

@@ -22,7 +22,8 @@ def test_every_family_and_every_built_in_model_is_there() -> None:
     flux = next(row for row in rows if row.model == "black-forest-labs/FLUX.1-dev")
     assert (flux.parameters, flux.blocks, flux.text_length, flux.loader) == (11_901_408_320, (19, 38), 512, "pipeline")
     loaders = {row.family: row.loader for row in rows}
-    assert {name for name, loader in loaders.items() if loader == "PEFT"} == {"pixart_sigma", "pixart_alpha"}
+    by_peft = {"pixart_sigma", "pixart_alpha", "longcat_image", "ovis_image", "bria"}
+    assert {name for name, loader in loaders.items() if loader == "PEFT"} == by_peft
     assert sorted(name for row in rows for name in row.presets) == sorted(preset_names())
     assert flux.presets == tuple(f"flux/{card}" for card in ("6gb", "8gb", "12gb", "16gb", "24gb", "cpu"))
 

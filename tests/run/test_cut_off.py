@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from blockskip.builtin import MODELS
-from tests.tiny_families import ALIKE, TINY
+from tests.tiny_families import ALIKE, NEAR, TINY
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-FAMILIES = [name for name in TINY if name not in ALIKE]
+FAMILIES = [name for name in TINY if name not in ALIKE | NEAR]
 PROMPT = "a photo of sks dog"
 #: What would keep the libraries from asking.
 QUIET = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK")

@@ -2,12 +2,15 @@
 
 from tests.tiny_families import (
     aura_flow,
+    bria,
     chroma,
     cogview4,
     flux,
     flux2,
     hidream,
+    longcat_image,
     lumina2,
+    ovis_image,
     pixart,
     qwen_image,
     sana,
@@ -31,6 +34,11 @@ TINY: dict[str, TinyFamily] = {
     "z_image": z_image.TINY,
     "aura_flow": aura_flow.TINY,
     "hidream": hidream.TINY,
+    "longcat_image": longcat_image.TINY,
+    "ovis_image": ovis_image.TINY,
+    "bria": bria.TINY,
 }
 #: Those that are like another one but for their pipeline: tests of the transformer run for that one alone.
 ALIKE = frozenset({"pixart_alpha", "flux2_klein"})
+#: Those whose blocks are LongCat-Image's but for details: the slowest tests of whole commands run for that one alone.
+NEAR = frozenset({"ovis_image", "bria"})

@@ -20,6 +20,11 @@ def by_the_pipeline(pipeline: Any, folder: Path) -> None:
     pipeline.load_lora_weights(folder)
 
 
+def as_an_option(pipeline: Any, length: int) -> dict[str, Any]:
+    """The option of almost all pipelines."""
+    return {"max_sequence_length": length}
+
+
 def as_it_was_loaded(pipeline: Any) -> None:
     """Nothing has to be set."""
 
@@ -42,6 +47,7 @@ class TinyFamily:
         plain: options of the pipeline's ``__call__`` without which it does not draw as we do, without guidance.
         guided: further options with which it draws with classifier-free guidance of 3, against the usual empty prompt.
         rounding: largest difference of a guided picture's bytes, for pipelines that compute both halves as one batch.
+        length: what a call is given for texts of a number of tokens, after (pipeline, number).
         unpacked: (B, C, h, w) of (pipeline, latents as it keeps them, height, width in pixels).
         video: the autoencoder takes and gives frames, (B, C, 1, H, W).
         inputs: names of the latents and of the text among the arguments of the transformer's `forward`.
@@ -61,6 +67,7 @@ class TinyFamily:
     plain: Mapping[str, Any] = field(default_factory=dict)
     guided: Mapping[str, Any] = field(default_factory=dict)
     rounding: int = 0
+    length: Callable[[Any, int], dict[str, Any]] = as_an_option
     unpacked: Callable[[Any, torch.Tensor, int, int], torch.Tensor] = as_it_is
     video: bool = False
     inputs: tuple[str, str] = ("hidden_states", "encoder_hidden_states")

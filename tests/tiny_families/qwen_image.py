@@ -52,30 +52,7 @@ def make_qwen_image(folder: Path, *, layers: int = 6, seed: int = 0) -> Path:
         latents_mean=[-0.4, 0.1, 0.7, -0.2],
         latents_std=[1.5, 0.8, 2.0, 1.2],
     )
-    encoder = Qwen2_5_VLForConditionalGeneration(
-        Qwen2_5_VLConfig(
-            text_config={
-                "vocab_size": len(tokenizer),
-                "hidden_size": 24,
-                "intermediate_size": 48,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "num_key_value_heads": 1,
-                "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 2, 2]},
-                "bos_token_id": None,
-                "eos_token_id": tokenizer.eos_token_id,
-                "pad_token_id": tokenizer.pad_token_id,
-            },
-            vision_config={
-                "depth": 1,
-                "hidden_size": 16,
-                "intermediate_size": 16,
-                "num_heads": 2,
-                "out_hidden_size": 24,
-                "fullatt_block_indexes": [0],
-            },
-        )
-    )
+    encoder = qwen_encoder(tokenizer)
     randomise(transformer, vae, encoder, seed=seed)
     with torch.no_grad():
         vae.quant_conv.bias[vae.config.z_dim :] -= 6.0  # a posterior as narrow as a trained one's
@@ -100,6 +77,35 @@ def qwen_tokenizer(words: Sequence[str], special: Sequence[str] = ("<|im_start|>
     tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=list(dict.fromkeys(merges)))
     tokenizer.add_special_tokens({"additional_special_tokens": list(special)})
     return tokenizer
+
+
+def qwen_encoder(tokenizer: Qwen2Tokenizer, width: int = 24) -> Qwen2_5_VLForConditionalGeneration:
+    """Qwen2.5-VL with two layers that gives vectors of `width`, a multiple of 8."""
+    sections = [width // 4 - 2 * (width // 12), width // 12, width // 12]  # of half a head: time, rows, columns
+    return Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(
+            text_config={
+                "vocab_size": len(tokenizer),
+                "hidden_size": width,
+                "intermediate_size": 2 * width,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 1,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections},
+                "bos_token_id": None,
+                "eos_token_id": tokenizer.eos_token_id,
+                "pad_token_id": tokenizer.pad_token_id,
+            },
+            vision_config={
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_heads": 2,
+                "out_hidden_size": width,
+                "fullatt_block_indexes": [0],
+            },
+        )
+    )
 
 
 def random_text(config: Mapping[str, Any], batch: int, length: int, generator: torch.Generator) -> Text:

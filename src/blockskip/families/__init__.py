@@ -5,12 +5,15 @@ from __future__ import annotations
 from blockskip.errors import UserError
 from blockskip.families.aura_flow import AuraFlow
 from blockskip.families.base import Defaults, Family, Text, stack_text
+from blockskip.families.bria import Bria
 from blockskip.families.chroma import Chroma
 from blockskip.families.cogview4 import CogView4
 from blockskip.families.flux import Flux
 from blockskip.families.flux2 import Flux2, Flux2Klein
 from blockskip.families.hidream import HiDream
+from blockskip.families.longcat_image import LongCatImage
 from blockskip.families.lumina2 import Lumina2
+from blockskip.families.ovis_image import OvisImage
 from blockskip.families.pixart import PixArtAlpha, PixArtSigma
 from blockskip.families.qwen_image import QwenImage
 from blockskip.families.sana import Sana
@@ -22,6 +25,7 @@ __all__ = ["FAMILIES", "REFUSED", "Defaults", "Family", "Text", "family_of", "st
 FAMILIES: tuple[Family, ...] = (
     Flux(), Sana(), StableDiffusion3(), QwenImage(), PixArtSigma(), PixArtAlpha(), Lumina2(), CogView4(),
     Flux2(), Flux2Klein(), Chroma(), ZImage(), AuraFlow(), HiDream(),
+    LongCatImage(), OvisImage(), Bria(),
 )  # fmt: skip
 #: Class names of pipelines and transformers that will not be supported, and why.
 REFUSED: dict[str, str] = dict.fromkeys(

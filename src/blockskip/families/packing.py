@@ -30,6 +30,13 @@ def grid_ids(rows: int, columns: int, axes: int, device: torch.device) -> torch.
     return ids.reshape(rows * columns, axes)
 
 
+def word_ids(count: int, device: torch.device) -> torch.Tensor:
+    """Position ids (count, 3) float32 of text tokens: the number of a token in axes 1 and 2."""
+    ids = torch.zeros(count, 3, device=device)
+    ids[:, 1:] += torch.arange(count, device=device)[:, None]
+    return ids
+
+
 def positions_at(places: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     """Positions (B, rows * columns, 2) of patches' tokens, row and column, in the token grids of their pictures.
 

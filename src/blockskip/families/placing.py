@@ -14,8 +14,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from diffusers.models.transformers.transformer_bria import BriaAttnProcessor
 from diffusers.models.transformers.transformer_flux import FluxAttnProcessor
 from diffusers.models.transformers.transformer_flux2 import Flux2AttnProcessor, Flux2ParallelSelfAttnProcessor
+from diffusers.models.transformers.transformer_longcat_image import LongCatImageAttnProcessor
+from diffusers.models.transformers.transformer_ovis_image import OvisImageAttnProcessor
 from torch import nn
 
 #: Cosines and sines of the angles.
@@ -27,10 +30,10 @@ def side_by_side(inputs: Mapping[str, Any], positions: torch.Tensor) -> dict[str
 
     Args:
         inputs: arguments of ``forward`` with the ids that are common to a batch.
-        positions: (B, tokens, 2), rows and columns; they become axes 1 and 2.
+        positions: (B, tokens, 2), rows and columns; they become axes 1 and 2, counted from the first token's ids.
     """
     batch, tokens = positions.shape[:2]
-    ids = positions.new_zeros(tokens, batch, inputs["img_ids"].shape[-1])
+    ids = inputs["img_ids"][:1].repeat(tokens, batch, 1)
     ids[..., 1:3] += positions.transpose(0, 1)
     return {"img_ids": ids.flatten(1), "txt_ids": inputs["txt_ids"].repeat(1, batch)}
 
@@ -105,6 +108,18 @@ class OwnFlux(_TwoStreams, FluxAttnProcessor):
     """The attention of FLUX.1 and Chroma."""
 
 
+class OwnLongCatImage(_TwoStreams, LongCatImageAttnProcessor):
+    """The attention of LongCat-Image."""
+
+
+class OwnOvisImage(_TwoStreams, OvisImageAttnProcessor):
+    """The attention of Ovis-Image."""
+
+
+class OwnBria(_TwoStreams, BriaAttnProcessor):
+    """The attention of Bria."""
+
+
 class OwnFlux2(_TwoStreams, Flux2AttnProcessor):
     """The attention of FLUX.2's two streams."""
 
@@ -126,4 +141,5 @@ class OwnFlux2Joint(Flux2ParallelSelfAttnProcessor):
 
 _OWN: dict[type, Callable[[], Any]] = {
     FluxAttnProcessor: OwnFlux, Flux2AttnProcessor: OwnFlux2, Flux2ParallelSelfAttnProcessor: OwnFlux2Joint,
+    LongCatImageAttnProcessor: OwnLongCatImage, OvisImageAttnProcessor: OwnOvisImage, BriaAttnProcessor: OwnBria,
 }  # fmt: skip
