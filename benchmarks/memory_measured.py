@@ -33,10 +33,10 @@ import blockskip
 from benchmarks.paper_memory import table
 from benchmarks.random_models import write_sana
 from blockskip import builtin
-from blockskip.measure import INTERVAL, Meter
+from blockskip.measure import INTERVAL, Meter, PhaseRecord
 from blockskip.precision import resolve_device
 from blockskip.progress import quiet
-from blockskip.run.planned import plan_run
+from blockskip.run.planned import peaks_of, plan_run
 from blockskip.run.prepare import prepare
 from blockskip.settings import from_flat
 
@@ -92,12 +92,13 @@ class Row:
         return (self.measured + self.baseline) / (self.planned + self.baseline) - 1
 
 
-def measure(model: str, values: Mapping[str, Any], device: str = "auto") -> list[Row]:
+def measure(model: str, values: Mapping[str, Any], device: str = "auto", apart: bool = False) -> list[Row]:
     """The phases of a run of a model, which is done in a process of its own.
 
     Args:
         model: what ``model.path`` takes.
         values: further dotted keys.
+        apart: every phase is done in a process of its own, which goes on with the run and ends with the phase.
 
     Raises:
         subprocess.CalledProcessError: the run failed; it told why on its standard error.
@@ -109,25 +110,62 @@ def measure(model: str, values: Mapping[str, Any], device: str = "auto") -> list
         } | dict(values)  # fmt: skip
         environment = os.environ | {"BLOCKSKIP_CACHE": str(Path(folder) / "cache")}
         with patch.dict(os.environ, environment), quiet():
-            plan_run(prepare(from_flat(settings)))  # kept in the cache: the process that is measured plans nothing
-        command = [sys.executable, "-m", "benchmarks.memory_measured", "--run", json.dumps(settings)]
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
-    return [Row(**row) for row in json.loads(done.stdout.splitlines()[-1])]
+            prepared = prepare(from_flat(settings))
+            planned = peaks_of(plan_run(prepared))  # kept in the cache: a process that is measured plans nothing
+            needless = set() if prepared.rule.stores(prepared.stored) else {"precompute"}
+        rows: list[Row] = []
+        for phase in [name for name in planned if name not in needless] if apart else [""]:
+            command = [sys.executable, "-m", "benchmarks.memory_measured", "--run", json.dumps(settings)]
+            command += ["--phase", phase] if phase else []
+            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+            rows += [Row(**row) for row in json.loads(done.stdout.splitlines()[-1])]
+    return rows
 
 
-def run(settings: Mapping[str, Any]) -> list[Row]:
-    """The rows of a run in this process."""
+class _Ended(BaseException):
+    """The phase that was wanted is over; no ``Exception``, which a run would take for a failure of its own."""
+
+    def __init__(self, record: PhaseRecord, baseline: int) -> None:
+        self.record, self.baseline = record, baseline
+
+
+@contextmanager
+def _until(wanted: str) -> Iterator[None]:
+    """Runs inside end with a phase, by ``_Ended``; with an empty name they go on to their end."""
+    phase = Meter.phase
+
+    @contextmanager
+    def ending(meter: Meter, name: str) -> Iterator[None]:
+        with phase(meter, name):
+            yield
+        if name == wanted and meter.last is not None:
+            raise _Ended(meter.last, meter.baseline_bytes)
+
+    with patch.object(Meter, "phase", ending):
+        yield
+
+
+def run(settings: Mapping[str, Any], phase: str = "") -> list[Row]:
+    """The rows of a run in this process.
+
+    Args:
+        phase: goes on with the run and ends with this phase, whose row is the only one; default: all of them.
+    """
     config = from_flat(dict(settings))
     device = resolve_device(config.train.device)
-    with device_wide(device) as in_use, quiet():
-        result = blockskip.train(config)
+    with device_wide(device) as in_use, quiet(), _until(phase):
+        try:
+            result = blockskip.train(config)
+            records, planned, baseline = result.records, result.planned, result.baseline_bytes
+        except _Ended as ended:
+            records, baseline, planned = [ended.record], ended.baseline, peaks_of(plan_run(prepare(config)))
     return [
         Row(
-            config.model.path, one.name, result.planned[one.name].host, one.host_peak, one.host_private_peak,
-            one.host_mapped_peak, result.baseline_bytes, result.planned[one.name].device, one.device_allocated_peak,
+            config.model.path, one.name, planned[one.name].host, one.host_peak, one.host_private_peak,
+            one.host_mapped_peak, baseline, planned[one.name].device, one.device_allocated_peak,
             one.device_reserved_peak, in_use.get(one.name, 0), one.seconds,
         )
-        for one in result.records
+        for one in records
     ]  # fmt: skip
 
 
@@ -206,9 +244,10 @@ def main(arguments: Sequence[str] | None = None) -> list[Row]:
     parser.add_argument("--markdown", action="store_true", help="print the table as docs/memory.md has it")
     parser.add_argument("--json", type=Path, help="file for all figures, bytes")
     parser.add_argument("--run", help=argparse.SUPPRESS)
+    parser.add_argument("--phase", default="", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.run:
-        rows = run(json.loads(options.run))
+        rows = run(json.loads(options.run), options.phase)
         print(json.dumps([asdict(row) for row in rows]))
         return rows
     further = {key: json.loads(value) for key, _, value in (item.partition("=") for item in options.set)}

@@ -5,11 +5,12 @@
     python -m benchmarks.real_size --update                         writes real_size.json, and docs/memory.md's table
 
 Checkpoints are those of ``tools.make_random_checkpoint``: bfloat16, transformer and autoencoder of the published sizes,
-a small text encoder of the published width. One for which the disk is too small is left out, with a sentence. Each run
-is a process of its own and an ordinary one: ``memory.return_freed`` as with a budget, 2 optimiser steps of 1 sample,
-text encoders and previews streamed. Memory is private and mapped together, above the process after its imports, in GiB.
-Seconds are a phase's whole time, with the reading of its weights, over its samples, captions or pictures. On CUDA there
-are the device's columns too, in MiB: tensors planned and allocated, what the allocator reserved, the whole device.
+a small text encoder of the published width. One for which the disk is too small is left out, with a sentence. Runs are
+ordinary ones, each phase in a process of its own that goes on where the one before ended: ``memory.return_freed`` as
+with a budget, 2 optimiser steps of 1 sample, text encoders and previews streamed. Memory is private and mapped
+together, above the process after its imports, in GiB. Seconds are a phase's whole time, with the reading of its
+weights, over its samples, captions or pictures. On CUDA there are the device's columns too, in MiB: tensors planned and
+allocated, what the allocator reserved, the whole device.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def measured(model: str, name: str, folder: Path, device: str, further: Mapping[
     values = SETTINGS | RUNS[model][name].values | further
     samples = values["train.steps"] * values["train.gradient_accumulation_steps"]
     counts = {"encode text": 1, "preview": len(values["preview.prompts"])}
-    rows = measure(str(folder), values, device)
+    rows = measure(str(folder), values, device, apart=True)
     return [Line(model, name, counts.get(row.phase, samples), replace(row, model=model)) for row in rows]
 
 

@@ -218,9 +218,11 @@ LUMINA2 = Original(
     },
     more={"norm_final.weight": (4,)},
 )  # fmt: skip
+#: Models whose own code has the names that diffusers took over.
+ALIKE = Original({})
 ORIGINALS = {
     "flux": FLUX, "chroma": CHROMA, "flux2": FLUX2, "sana": SANA, "sd3": SD3, "aura_flow": _auraflow(),
-    "z_image": Z_IMAGE, "lumina2": LUMINA2,
+    "z_image": Z_IMAGE, "lumina2": LUMINA2, "qwen_image": ALIKE, "hidream": ALIKE,
 }  # fmt: skip
 
 

@@ -14,6 +14,8 @@ import torch
 
 from blockskip import __version__
 from blockskip.cli import main
+from blockskip.config import Config
+from blockskip.run.adapter import adapter_name
 from blockskip.settings import SHORT, leaves
 from tests.run.loads import Loads
 from tests.tiny import make_flux
@@ -307,6 +309,18 @@ def test_options_become_values(
     section, _, leaf = expected[0].partition(".")
     assert getattr(getattr(taken[0], section), leaf) == expected[1]
     assert taken[0].train.steps == 7
+
+
+@pytest.mark.parametrize(("blocks", "what"), [(0, "LoRA"), (1, "Changed weights")])
+def test_what_was_trained_is_called_what_it_is(
+    blocks: int, what: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(config: Config) -> Any:
+        return SimpleNamespace(adapter=Path("out") / adapter_name(config), output=Path("out"))
+
+    monkeypatch.setattr("blockskip.run.train", made)
+    assert main(["train", "--train.lisa-blocks", str(blocks)]) == 0
+    assert capsys.readouterr().out.splitlines()[0].startswith(f"{what}: {Path('out')}")
 
 
 @pytest.mark.parametrize(

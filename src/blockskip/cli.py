@@ -190,7 +190,7 @@ def _add_generate(verbs: Any) -> None:
         "--batch-size", type=int, default=1, help="pictures that go through the transformer together (default: 1)"
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16")
+    parser.add_argument("--dtype", default="auto", help="auto (that of the run), float32, bfloat16, float16")
 
 
 def _add_families(verbs: Any) -> None:
@@ -214,10 +214,10 @@ def _add_job(verbs: Any, verb: str, help: str) -> None:
 
 def _train(given: argparse.Namespace) -> int:
     from_flat(values := _values(given))  # wrong settings are told before the libraries are imported
-    from blockskip.run import configured, train
+    from blockskip.run import adapter_kind, configured, train
 
     result = train(configured(values))
-    print(f"LoRA: {result.adapter}\nReport: {result.output / 'report.html'}")
+    print(f"{adapter_kind(result.adapter)}: {result.adapter}\nReport: {result.output / 'report.html'}")
     return 0
 
 

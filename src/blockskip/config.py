@@ -142,7 +142,10 @@ class FeaturesConfig:
     """[features]: precomputed features and where they lie."""
 
     pool: int = option(0, "distinct groups that are stored and cycled; 0: one for every micro-step", low=0)
-    window: str = option("1GiB", "memory for the states of one precompute window")
+    window: str = option("1GiB", "states of the groups that go through the blocks together while precomputing")
+    window_on: Literal["memory", "disk"] = option(
+        "memory", "where these states wait; on disk, a large window needs no more memory than a small one"
+    )
     disk: str | None = option(
         None, "largest size of the feature store; a larger run alternates precompute and training, removing its groups"
     )

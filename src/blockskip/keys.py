@@ -1,4 +1,4 @@
-"""Names for stored results: the hash of everything that their kernel takes."""
+"""Names for stored results: the hash of everything that their kernel takes; and what files of ours say they are."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ FORMATS = {
     "transformer": 1, "text": 1, "pixels": 1, "features": 1, "checkpoint": 1, "preview": 1, "selection": 1,
     "benchmark": 1,
 }  # fmt: skip
+#: The entry of an adapter file's header that says what it is, where it is no LoRA, and its value.
+KIND, DIFFERENCE = "blockskip.kind", "weights_difference"
 
 
 def _plain(value: Any) -> Any:

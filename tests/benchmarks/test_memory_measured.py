@@ -8,6 +8,7 @@ import torch
 
 from benchmarks import memory_measured
 from benchmarks.memory_measured import MIB, Row, cells_of, device_wide
+from blockskip import builtin
 
 PHASES = ("encode text", "encode pictures", "precompute", "train", "preview")
 
@@ -44,3 +45,23 @@ def test_differences_are_of_what_they_say() -> None:
 def test_a_cpu_has_no_device_of_its_own() -> None:
     with device_wide(torch.device("cpu")) as in_use:
         assert in_use == {}
+
+
+def test_a_phase_apart_goes_on_with_the_run_and_ends_it(tmp_path: Path) -> None:
+    values = memory_measured.SETTINGS | {
+        "model.path": "builtin-sana", "data.images": str(builtin.subject_path("teapot") / "train"),
+        "data.resolution": 32, "data.full_resolution": 32, "output": str(tmp_path), "train.device": "cpu",
+        "preview.height": 32, "preview.width": 32,
+    }  # fmt: skip
+    there = {
+        "encode text": {"text"}, "encode pictures": {"text", "pixels"}, "precompute": {"text", "pixels", "features"},
+        "train": {"text", "pixels", "features", "adapter"}, "preview": {"adapter"},
+    }  # fmt: skip
+    for phase in PHASES:
+        (row,) = memory_measured.run(values, phase)
+        assert row.phase == phase
+        assert row.planned > 0 and row.seconds > 0
+        found = {path.parent.name for path in tmp_path.rglob("*") if path.suffix in (".safetensors", ".png")}
+        assert {name for name in found if name in set().union(*there.values())} == there[phase]
+    losses = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert len(losses) == values["train.steps"], "each step is done once"

@@ -15,7 +15,6 @@ from tools.make_random_checkpoint import checkpoint_bytes
 
 MODEL = "builtin-sana"
 SMALL = {"data.resolution": 64, "data.text_length": 16}
-DRAWN = {"preview.prompts": ["a teapot"], "preview.height": 64, "preview.width": 64}
 Usage = namedtuple("Usage", "total used free")
 
 
@@ -37,7 +36,7 @@ def line(model: str, run: str, phase: str, measured: float = 1.0, **more: int) -
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """One small model with one run and one target; a document and a record of its own."""
-    runs = {MODEL: {"50%": Run(SMALL | DRAWN | {"skip.ratio": 0.5}, ("precompute", "train", "preview"))}}
+    runs = {MODEL: {"50%": Run(SMALL | {"skip.ratio": 0.5}, ("precompute", "train"))}}
     monkeypatch.setattr(real_size, "RUNS", runs)
     monkeypatch.setattr(real_size, "TARGETS", (real_size.Target(MODEL, "50%", ("train",), 2 * real_size.GIB),))
     monkeypatch.setattr(real_size, "FILE", tmp_path / "real_size.json")
@@ -51,8 +50,8 @@ def test_a_run_of_a_random_checkpoint_is_measured_phase_by_phase(
 ) -> None:
     lines = real_size.main(["--model", MODEL, "--device", "cpu", "--keep", str(small / "kept"), "--update"])
     phases = {one.row.phase: one for one in lines}
-    assert [*phases] == ["encode text", "encode pictures", "precompute", "train", "preview"]
-    assert [one.samples for one in lines] == [1, 2, 2, 2, 1]
+    assert [*phases] == ["encode text", "encode pictures", "precompute", "train"]
+    assert [one.samples for one in lines] == [1, 2, 2, 2]
     assert all(one.row.planned > 0 and one.row.measured > 0 and one.row.seconds > 0 for one in lines)
     assert (small / "kept" / MODEL / "model_index.json").is_file(), "it stays"
     assert "builtin-sana, 50%, at most 2.00 GiB: train 0." in capsys.readouterr().out

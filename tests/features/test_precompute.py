@@ -1,5 +1,6 @@
 """Features made block by block, stored and read again, are those of one forward pass, bit for bit."""
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from blockskip.errors import RunError
 from blockskip.features import precompute as module
 from blockskip.features.precompute import FeaturesArgument, Input, features_key, precompute
 from blockskip.keys import key
@@ -18,6 +20,7 @@ from blockskip.method.skipping import ConstantResidual, Features, NoResidual, Sk
 from blockskip.method.split import Split
 from blockskip.precision import compute
 from blockskip.store.groups import GroupStore
+from blockskip.store.waiting import OnDisk
 from blockskip.training.step import MicroBatch
 from tests.families.groups import CPU, GUIDANCE, forward_inputs, group, transformer
 from tests.method.bases import first
@@ -117,6 +120,61 @@ def test_stored_features_are_those_of_one_forward_pass(
         assert_equal(again.read(key_), features)
     for features, found in zip(expected, again.read_ahead(names_of(batches)), strict=True):
         assert_equal(found, features)
+
+
+ON_DISK = [
+    ("flux", F32, "two groups", (3, 2)), ("flux", BF16, "all", (0, 0, (4, 6))), ("sana", F32, "all", (0, 2)),
+    ("lumina2", F32, "two groups", (2, 2)), ("qwen_image", BF16, "all", (3, 0)), ("hidream", F32, "all", (2, 2)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "dtype", "window", "pair"), ON_DISK, ids=str)
+def test_states_that_wait_on_disk_give_the_same_features(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype,
+    window: str, pair: Any,
+) -> None:  # fmt: skip
+    """And between two groups no tensor of any is in memory; the files of the largest window are told, and are gone."""
+    source: ModelSource = request.getfixturevalue(name)
+    batches, split, place = groups_of(source), Split(*pair), tmp_path / "waiting"
+    stores = {kind: GroupStore(tmp_path / kind) for kind in ("memory", "disk")}
+    group_bytes = module.Window.group_bytes
+    monkeypatch.setattr(module.Window, "group_bytes", lambda self, first: sizes.append(group_bytes(self, first)) or 100)
+    sizes: list[int] = []
+    room = {"two groups": 250, "all": 1 << 30}[window]
+    options: dict[str, Any] = {"window_bytes": room, "dtype": dtype}
+    store_features(source, batches, split, stores["memory"], **options)
+    held: list[int] = []
+    put = OnDisk.put
+
+    def watched(self: OnDisk, call: int, named: str, tree: Any) -> None:
+        put(self, call, named, tree)
+        assert not [value for leaves, _ in self._trees.values() for value in leaves if isinstance(value, torch.Tensor)]
+        held.append(sum(path.stat().st_size for path in self._folder.iterdir()))
+
+    monkeypatch.setattr(OnDisk, "put", watched)
+    given = {"guidance": GUIDANCE, "device": CPU, "waiting_folder": place}
+    peak = precompute(
+        source, split, ConstantResidual(), names_of(batches), reader(batches), stores["disk"], **(options | given)
+    )  # fmt: skip
+    for key_ in names_of(batches):
+        assert_equal(stores["disk"].read(key_), stores["memory"].read(key_))
+    assert peak == max(held)
+    together = {"two groups": 2, "all": GROUPS}[window]
+    assert 0.5 * sizes[0] * together < peak < sizes[0] * together + 4096 * together * 8  # files have headers
+    assert list(place.iterdir()) == []
+
+
+def test_a_disk_that_is_full_is_told(flux: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("blockskip.store.waiting.torch.save", full)
+    with pytest.raises(RunError, match=r"its disk is full.*features\.window_on") as caught:
+        store_features(
+            flux, groups_of(flux), Split(2, 2), GroupStore(tmp_path / "store"), waiting_folder=tmp_path / "waiting"
+        )
+    assert str(tmp_path / "waiting") in str(caught.value)
+    assert list((tmp_path / "waiting").iterdir()) == []
 
 
 def _bytes_held(source: ModelSource, batch: MicroBatch, split: Split, features: Features, dtype: torch.dtype) -> int:
@@ -221,9 +279,9 @@ def test_a_front_alone_runs_no_block_behind_it(
     loaded: list[int] = []
     block = StreamedTransformer.block
 
-    def counted(self: StreamedTransformer, index: int) -> Any:
+    def counted(self: StreamedTransformer, index: int, *args: Any) -> Any:
         loaded.append(index)
-        return block(self, index)
+        return block(self, index, *args)
 
     monkeypatch.setattr(StreamedTransformer, "block", counted)
     store_features(flux, [group(flux)], Split(3, 0), GroupStore(tmp_path))

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
+import time
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -78,7 +80,9 @@ def test_a_shard_is_the_file_that_safetensors_writes(tmp_path: Path) -> None:
     tensors = {name.replace("torch.", ""): value for name, value in tensors.items()} | {"none": torch.zeros(0, 4)}
     save_file(tensors | {"one": torch.tensor(1.5)}, tmp_path / "expected.safetensors", metadata={"format": "pt"})
     unread = unread_tensors(tmp_path / "expected.safetensors")
-    digest = converted._write(tmp_path / "written.safetensors", dict(sorted(unread.items(), reverse=True)))
+    digest = converted._write(
+        tmp_path / "written.safetensors", tmp_path / "part", dict(sorted(unread.items(), reverse=True))
+    )
     written = (tmp_path / "written.safetensors").read_bytes()
     assert written == (tmp_path / "expected.safetensors").read_bytes()
     assert digest == hashlib.sha256(written).hexdigest()
@@ -121,36 +125,63 @@ def test_the_folder_is_named_by_the_file_the_config_and_the_converter(
     assert len({linked_folder(path, config) for path in (file, file, config)}) == 2
 
 
-def killing(tmp_path: Path, model: str, number: int) -> int:
-    """The exit status of a process that is killed in the middle of a shard."""
-    program = (
-        "import os, signal, sys\n"
-        "from blockskip.loading import converted, source\n"
-        "converted.SHARD = 100_000\n"
-        "fsync, left = os.fsync, [int(sys.argv[3])]\n"
-        "def watched(descriptor):\n"
-        "    left[0] -= 1\n"
-        "    if not left[0]:\n"
-        "        os.ftruncate(descriptor, 1000)\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    fsync(descriptor)\n"
-        "os.fsync = watched\n"
-        "source.open_model(sys.argv[1], transformer=sys.argv[2]).part_folder('transformer')\n"
-    )
-    command = [sys.executable, "-c", program, model, str(tmp_path / "flux1.safetensors"), str(number)]
-    return subprocess.run(command, capture_output=True, timeout=300).returncode
+#: Converts its argument without opening the pipeline. ``third`` is called in the middle of the third shard.
+PROCESS = """
+import os, signal, sys, time, types
+from pathlib import Path
+sys.modules["diffusers"] = types.SimpleNamespace(__version__=sys.argv[2])  # its version is all that is needed
+from blockskip.loading import converted, unread
+converted.SHARD = 100_000
+fsync, left = os.fsync, [3]
+def watched(descriptor):
+    left[0] -= 1
+    if not left[0]:
+        third(descriptor)
+    fsync(descriptor)
+os.fsync = watched
+folder = Path(sys.argv[1])
+def run():
+    tensors = unread.unread_tensors(folder / "mine.safetensors")
+    print(converted.converted_folder(folder / "mine.safetensors", folder / "config.json", "Any", tensors))
+"""
+
+
+class Mine:
+    """A file in diffusers' names that is converted all the same, here or in another process; three shards and more."""
+
+    def __init__(self, source: ModelSource, folder: Path) -> None:
+        assert source.single is not None
+        self.folder = folder
+        save_file({name: value.read() for name, value in source.single.tensors.items()}, folder / "mine.safetensors")
+        (folder / "config.json").write_bytes(source.single.config.read_bytes())
+
+    def here(self) -> Path:
+        """Convert it in this process."""
+        file = self.folder / "mine.safetensors"
+        return converted_folder(file, self.folder / "config.json", "Any", unread_tensors(file))
+
+    def elsewhere(self, third: str) -> subprocess.Popen[str]:
+        """A process that converts it."""
+        program = f"{PROCESS}\ndef third(descriptor):\n{textwrap.indent(third, '    ')}\nrun()\n"
+        command = [sys.executable, "-c", program, str(self.folder), diffusers.__version__]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.fixture
+def mine(source: ModelSource, tmp_path: Path) -> Mine:
+    return Mine(source, tmp_path)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 def test_a_killed_conversion_leaves_nothing_half_and_goes_on(
-    source: ModelSource, flux_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mine: Mine, flux_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert killing(tmp_path, source.name, 3) == -signal.SIGKILL
-    assert places(tmp_path) == [".half"]
-    (half,) = (tmp_path / "cache" / "transformers").iterdir()
-    assert sorted(path.suffix for path in half.iterdir()) == [".part", ".safetensors", ".safetensors"]
+    process = mine.elsewhere("os.ftruncate(descriptor, 1000)\nos.kill(os.getpid(), signal.SIGKILL)")
+    assert process.wait(300) == -signal.SIGKILL
+    assert places(tmp_path) == [".half", ".lock", ".part", ".pid"]
+    assert len(list(tmp_path.glob("cache/transformers/*.half/*.safetensors"))) == 2
     written = count_writes(monkeypatch)
-    folder = source.part_folder("transformer")
+    folder = mine.here()
     assert whole(folder, flux_folder) and places(tmp_path) == [""]
     assert len(written) == len(list(folder.glob("*.safetensors"))) - 2
     for shard in folder.glob("*.safetensors"):
@@ -181,23 +212,55 @@ def test_one_that_is_interrupted_goes_on(
     written = count_writes(monkeypatch, interrupt)
     with pytest.raises(KeyboardInterrupt):
         source.part_folder("transformer")
-    assert places(tmp_path) == [".half"] and not list(tmp_path.glob("cache/transformers/*/*.part"))
+    assert places(tmp_path) == [".half"]
     assert whole(source.part_folder("transformer"), flux_folder)
     assert written.count(written[3]) == 2 and len(set(written)) == len(written) - 1
 
 
-def test_two_at_once_do_no_harm(
+def test_of_two_at_once_one_waits(
+    mine: Mine, flux_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process has written two shards and is in the third when this one comes; it goes on when it is told to."""
+    process = mine.elsewhere("(folder / 'third').touch()\nwhile not (folder / 'go').exists():\n    time.sleep(0.01)")
+    while not (tmp_path / "third").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    told = []
+
+    def go(*texts: object) -> None:
+        told.extend(texts)
+        (tmp_path / "go").touch()
+
+    written, copy = count_writes(monkeypatch), converted._copy
+    monkeypatch.setattr(converted, "say", go)
+    monkeypatch.setattr(converted, "_copy", lambda *paths: (go(), process.wait(60), copy(*paths)))  # was it overtaken?
+    folder = mine.here()
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out.splitlines()[-1:]) == (0, [str(folder)]), out
+    assert told == [f"Waiting for process {process.pid}, which converts mine.safetensors."] and written == []
+    assert whole(folder, flux_folder) and places(tmp_path) == [""]
+
+
+def test_where_there_are_no_locks_two_at_once_do_no_harm(
     source: ModelSource, flux_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process begins while this one writes its second shard, and is done first."""
     other = open_model(source.name, transformer=str(tmp_path / "flux1.safetensors"))
-    folders = []
+    folders, written, fsync = [], [], os.fsync
 
-    def overtake(number: int) -> None:
-        if number == 2:
-            folders.append(other.part_folder("transformer"))
+    def overtake(descriptor: int) -> None:
+        written.append(descriptor)
+        if len(written) == 2:
+            with monkeypatch.context() as another:
+                another.setattr(os, "getpid", lambda: 1)
+                folders.append(other.part_folder("transformer"))
+        fsync(descriptor)
 
-    count_writes(monkeypatch, overtake)
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no locks available")
+
+    monkeypatch.setattr(os, "fsync", overtake)
+    monkeypatch.setattr("filelock.FileLock.acquire", refuse)
     folder = source.part_folder("transformer")
     assert folders == [folder] and whole(folder, flux_folder) and places(tmp_path) == [""]
 
@@ -234,7 +297,7 @@ def test_memory_is_that_of_a_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     torch.save(tensors, tmp_path / "file.pth")
     (tmp_path / "config.json").write_text("{}")
     del tensors
-    for kind, limit in (("safetensors", 50), ("pth", 100)):  # of the latter, a shard stays mapped
+    for kind, limit in (("safetensors", 64), ("pth", 100)):  # of the latter, a shard stays mapped
         file = tmp_path / f"file.{kind}"
         found = {}
         for name, value in unread_tensors(file).items():

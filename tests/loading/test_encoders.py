@@ -23,6 +23,8 @@ from transformers import (
     CLIPTextModelWithProjection,
     Gemma2Config,
     Gemma2Model,
+    LlamaConfig,
+    LlamaForCausalLM,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     T5Config,
@@ -34,6 +36,7 @@ from blockskip.families import family_of
 from blockskip.loading.encoders import TOGETHER, StreamedEncoder, layer_names
 from blockskip.loading.source import ModelSource
 from blockskip.memory import release
+from blockskip.planner.parts import empty_part
 from blockskip.precision import compute
 from tests.tiny import randomise
 
@@ -69,6 +72,10 @@ def qwen() -> nn.Module:
     return Qwen2_5_VLForConditionalGeneration(
         Qwen2_5_VLConfig(text_config=text, vision_config=vision | {"fullatt_block_indexes": [1]}, **special)
     )
+
+
+def llama(tied: bool = False) -> nn.Module:
+    return LlamaForCausalLM(LlamaConfig(**SIZES, **IDS, tie_word_embeddings=tied))
 
 
 #: The layers that prompts go through.
@@ -167,6 +174,20 @@ def test_other_names(make: Callable[[], nn.Module], rename: Callable[[str], str]
     change(source, lambda tensors: {rename(name): value for name, value in tensors.items()})
     assert not set(before) & set(load_file(file_of(source))) - {"lm_head.weight"}
     same_bits(source, torch.float32)
+
+
+@pytest.mark.parametrize("make", [qwen, llama, partial(llama, True)], ids=["qwen", "llama", "tied"])
+def test_a_head_over_the_vocabulary_is_left_out(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    """In no way of loading and in no plan; where it is the embeddings themselves there is nothing to leave out."""
+    source = saved(tmp_path, make)
+    whole: Any = type(make()).from_pretrained(source.part_folder("text_encoder"), dtype=torch.bfloat16)
+    names = {name for name in whole.state_dict() if whole.all_tied_weights_keys or not name.startswith("lm_head.")}
+    found = source.load("text_encoder", torch.bfloat16)
+    streamed = StreamedEncoder(source, "text_encoder", torch.bfloat16, CPU)
+    planned = empty_part(source, "text_encoder", torch.bfloat16)
+    assert [model.state_dict().keys() for model in (found, streamed.model, planned)] == [names] * 3
+    for prompt in prompts(2):
+        assert all(map(torch.equal, *(encode(model.model, torch.bfloat16, *prompt) for model in (found, whole))))
 
 
 def test_what_stays_float32_beside_float16(tmp_path: Path) -> None:

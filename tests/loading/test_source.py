@@ -9,8 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from blockskip.adapters.difference import save_difference
 from blockskip.errors import UserError
 from blockskip.loading.source import ModelSource, open_model
+from blockskip.store.files import write_atomically
 
 
 def test_a_folder_is_opened_with_its_sizes(flux: ModelSource, sana: ModelSource) -> None:
@@ -137,3 +139,17 @@ def test_a_lora_is_told_from_a_model(tmp_path: Path, place: str) -> None:
     with pytest.raises(UserError) as caught:
         open_model(str(given))
     assert "LoRA" not in caught.value.problems[0]
+
+
+@pytest.mark.parametrize("place", ["", "weights_difference.safetensors", "run"])
+def test_changed_weights_are_told_from_a_model(tmp_path: Path, place: str) -> None:
+    folder = tmp_path / "adapter"
+    save_difference(folder, {"blocks.0.attn.to_q.weight": torch.ones(2, 4)}, {}, write_atomically)
+    given = tmp_path if place == "run" else folder / place
+    with pytest.raises(UserError) as caught:
+        open_model(str(given))
+    (sentence,) = caught.value.problems
+    assert sentence == (
+        f'model.path = "{given}" {"is" if place.endswith("safetensors") else "holds"} a file of changed weights; '
+        "give its base as the model, and it as --lora to `blockskip generate`."
+    )

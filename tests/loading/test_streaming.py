@@ -17,7 +17,7 @@ from torch import nn
 from blockskip.adapters.frozen import FrozenAdapters
 from blockskip.errors import UserError
 from blockskip.loading.source import ModelSource, open_model
-from blockskip.loading.streaming import ReadAhead, reads_ahead, stream_blocks
+from blockskip.loading.streaming import stream_blocks
 from blockskip.loading.transformer import empty_transformer, load_transformer
 from blockskip.loading.weights import Weights
 from blockskip.method.skipping import ConstantResidual, SkippedModel
@@ -60,7 +60,10 @@ def step(
     absent = sorted({*range(SPLIT.front), *streamed, *(tail if stored.tail else ())})
     model = load_transformer(source, absent, dtype, CPU, adapters)
     if kind is not None:
-        stream_blocks(model, source, streamed, dtype, CPU, adapters, prefetch=kind.prefetch)
+        with pytest.MonkeyPatch.context() as patch:
+            if kind.prefetch:  # as on a device of its own
+                patch.setattr("blockskip.loading.ahead.reads_ahead", lambda device: True)
+            stream_blocks(model, source, streamed, dtype, CPU, adapters)
     skipped = SkippedModel(model, source.family.layout, stored, ConstantResidual())
     parameters = adapt(source, model, middle, dropout=dropout)
     model.train()
@@ -166,70 +169,6 @@ def test_the_rest_and_one_block_are_in_memory_or_two_with_prefetch(
         while blocks.alive and time.monotonic() < deadline:  # the thread's last block dies with the thread
             time.sleep(0.01)
         assert not blocks.alive
-
-
-def tensors_of(index: int) -> dict[str, torch.Tensor]:
-    return {"index": torch.tensor([index])}
-
-
-@pytest.mark.parametrize("numbers", [[3], [3, 4], [3, 4, 5, 6]], ids=str)
-def test_reading_ahead_never_guesses_wrong_in_training(numbers: list[int]) -> None:
-    asked: list[tuple[int, str]] = []
-
-    def read(index: int) -> dict[str, torch.Tensor]:
-        asked.append((index, threading.current_thread().name))
-        return tensors_of(index)
-
-    ahead, turns = ReadAhead(read, numbers, CPU), [*numbers, *reversed(numbers)] * 3
-    for index in turns:
-        assert int(ahead(index)["index"]) == index
-    ahead._thread.shutdown()
-    assert [index for index, _ in asked] == [*turns, numbers[0]]
-    assert [index for index, name in asked if not name.startswith("blockskip-read-ahead")] == [numbers[0]]
-
-
-def test_any_order_is_right_and_nothing_is_read_beside_a_wrong_guess() -> None:
-    reading = threading.Lock()
-
-    def read(index: int) -> dict[str, torch.Tensor]:
-        assert reading.acquire(blocking=False)
-        time.sleep(0.001)
-        reading.release()
-        return tensors_of(index)
-
-    ahead = ReadAhead(read, range(5), CPU)
-    draw = torch.Generator().manual_seed(2)
-    for index in torch.randint(5, (100,), generator=draw).tolist():
-        assert int(ahead(index)["index"]) == index
-
-
-def test_what_the_thread_raises_comes_at_its_turn() -> None:
-    def read(index: int) -> dict[str, torch.Tensor]:
-        if index == 1:
-            raise OSError("the disk is gone")
-        return tensors_of(index)
-
-    ahead = ReadAhead(read, range(3), CPU)
-    ahead(0)
-    with pytest.raises(OSError, match="the disk is gone"):
-        ahead(1)
-
-
-def test_the_thread_ends_with_the_model() -> None:
-    ahead = ReadAhead(tensors_of, range(3), CPU)
-    ahead(0)
-    (thread,) = ahead._thread._threads
-    assert thread.is_alive()
-    del ahead
-    gc.collect()
-    thread.join(timeout=10)
-    assert not thread.is_alive()
-
-
-def test_only_where_copies_run_beside_the_computation_is_read_ahead() -> None:
-    assert {name: reads_ahead(torch.device(name)) for name in ("cpu", "cuda", "mps")} == {
-        "cpu": False, "cuda": True, "mps": False,
-    }  # fmt: skip
 
 
 def test_a_tensor_that_the_file_lacks_is_told(flux: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:

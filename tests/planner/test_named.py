@@ -47,15 +47,15 @@ TRANSFORMERS = {
     AURA_FLOW: 6.83e9,
     HIDREAM: 17.11e9,
 }
-#: Of text encoders.
+#: Of text encoders, without a head over the vocabulary.
 ENCODERS = [
     (FLUX, "text_encoder", 0.123e9), (FLUX, "text_encoder_2", 4.76e9), (SANA, "text_encoder", 2.61e9),
-    (SD3, "text_encoder_3", 4.76e9), (QWEN, "text_encoder", 8.29e9),
-    (FLUX2, "text_encoder", 24.0e9), (KLEIN, "text_encoder", 4.02e9), (CHROMA, "text_encoder", 4.76e9),
-    ("black-forest-labs/FLUX.2-klein-base-9B", "text_encoder", 8.19e9), (Z_IMAGE, "text_encoder", 4.02e9),
+    (SD3, "text_encoder_3", 4.76e9), (QWEN, "text_encoder", 8.29e9 - 0.54e9),
+    (FLUX2, "text_encoder", 24.0e9 - 0.67e9), (KLEIN, "text_encoder", 4.02e9), (CHROMA, "text_encoder", 4.76e9),
+    ("black-forest-labs/FLUX.2-klein-base-9B", "text_encoder", 8.19e9 - 0.62e9), (Z_IMAGE, "text_encoder", 4.02e9),
     (AURA_FLOW, "text_encoder", 1.22e9), (LUMINA2, "text_encoder", 2.61e9),
-    (HIDREAM, "text_encoder_3", 4.76e9), (HIDREAM, "text_encoder_4", 8.03e9),
-    (COGVIEW4, "text_encoder", 9.40e9 - 0.62e9),  # GLM-4-9B without its head over the vocabulary
+    (HIDREAM, "text_encoder_3", 4.76e9), (HIDREAM, "text_encoder_4", 8.03e9 - 0.53e9),
+    (COGVIEW4, "text_encoder", 9.40e9 - 0.62e9),
 ]  # fmt: skip
 #: Of autoencoders: channels, and pixels that a side of a latent stands for.
 LATENTS = {

@@ -24,7 +24,7 @@ def test_each_phase_has_its_own(flux_runs: Runs, tmp_path: Path) -> None:
     half = [f"--train.batch-size 2 --train.gradient-accumulation-steps 4{other}", f"--resolution 256{other}"]
     assert options(run, "encode text") == ["--model.stream-text-encoders", bf16]
     assert options(run, "encode pictures") == [*half, bf16]
-    assert options(run, "precompute") == ["--features.window 512MiB", *half, bf16]
+    assert options(run, "precompute") == ["--features.window 512MiB", "--features.window-on disk", *half, bf16]
     assert options(run, "precompute", on_device=True) == [*half, bf16]
     assert options(run, "train") == [
         "--train.gradient-checkpointing", "--train.stream-middle", f"--model.quantization int8{other}", *half, bf16

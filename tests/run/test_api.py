@@ -8,14 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import blockskip
 from blockskip.cli import main
 from blockskip.config import Config
+from blockskip.encoding.text import encode_prompts
 from blockskip.errors import UserError
 from blockskip.keys import file_sha256
+from blockskip.loading.source import open_model
 from blockskip.loading.weights import Weights
+from blockskip.preview.draw import Drawing, draw
 from blockskip.run import api
 from blockskip.settings import from_flat
 from tests.run.runs import PROMPT, Run, Runs
@@ -48,7 +52,8 @@ def test_train_and_generate(flux_runs: Runs, tmp_path: Path, monkeypatch: pytest
     # The same, however the LoRA and the model are named.
     for lora in (Path("out"), "out/adapter", run.adapter):
         assert same(blockskip.generate("a photo of sks dog on the beach", lora, **DRAWN)[0], images[0])
-    base = blockskip.generate("a photo of sks dog on the beach", model=flux_runs.model, **DRAWN)[0]
+    drawing = Drawing(("a photo of sks dog on the beach",), height=32, width=32, steps=2, text_length=12)
+    base = draw(open_model(str(flux_runs.model)), drawing, encode_prompts, torch.float32, run.prepared.device)[0][0]
     assert not same(base, images[0])
     off = blockskip.generate("a photo of sks dog on the beach", "out", lora_scale=0.0, **DRAWN)[0]
     assert same(base, off)
@@ -65,17 +70,39 @@ def test_generate_draws_prompts_and_seeds(flux_runs: Runs, monkeypatch: pytest.M
     sizes = []
     original = api.draw
 
-    def draw(source: Any, drawing: Any, *args: Any) -> Any:
+    def watched(source: Any, drawing: Any, *args: Any) -> Any:
         sizes.append(drawing.batch_size)
         return original(source, drawing, *args)
 
-    monkeypatch.setattr(api, "draw", draw)
+    monkeypatch.setattr(api, "draw", watched)
     batched = blockskip.generate(("a dog", "a cat"), output, images=2, seed=3, batch_size=4, **DRAWN)
     assert sizes == [4]
     for one, other in zip(batched, single, strict=True):
         assert np.abs(np.asarray(one, dtype=int) - np.asarray(other, dtype=int)).max() <= 1
     streamed = blockskip.generate(["a dog", "a cat"], output, images=2, seed=3, stream=True, **DRAWN)
     assert all(map(same, streamed, single))
+
+
+@pytest.mark.parametrize("changes", [{}, {"model__dtype": "bfloat16", "train__steps": 1}], ids=["float32", "bfloat16"])
+def test_generate_draws_the_previews_again(runs: Runs, changes: dict[str, Any]) -> None:
+    """With the run's text length, which is not the model's, and its dtype."""
+    shown = {f"preview__{name}": value for name, value in DRAWN.items()}
+    run = runs.once(preview__prompts=["a dog"], **shown, **changes)
+    (file,) = (run.output / "samples").glob("*.png")
+    with Image.open(file) as preview:
+        assert same(preview, blockskip.generate("a dog", run.output, **DRAWN)[0])
+        if changes:
+            assert not same(preview, blockskip.generate("a dog", run.output, dtype="float32", **DRAWN)[0])
+
+
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="the processor cannot do it")
+def test_generate_has_the_floating_point_mode_of_runs(flux_runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def smallest(*_: object) -> list[list[float]]:
+        return [[torch.tensor([1e-40]).mul(1.0).item()]]
+
+    monkeypatch.setattr(api, "draw", smallest)
+    assert blockskip.generate("a dog", model=flux_runs.model) == [0.0]
+    assert smallest() != [[0.0]]
 
 
 def test_generate_on_the_command_line(flux_runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,6 +143,11 @@ def test_settings_or_a_config() -> None:
         blockskip.trian  # noqa: B018
 
 
+def test_generate_refuses_too_few_steps(qwen_image_folder: Path) -> None:
+    with pytest.raises(UserError, match=r"^num_inference_steps = 1 is too few"):
+        blockskip.generate("x", model=qwen_image_folder, num_inference_steps=1, height=32, width=32)
+
+
 @pytest.mark.parametrize("changes", [{"dtype": "float8"}, {"device": "gpu"}, {"lora": "nowhere"}, {"height": 30}])
 def test_generate_tells_what_is_wrong(flux_runs: Runs, changes: dict[str, Any]) -> None:
     with pytest.raises(UserError) as caught:
@@ -127,13 +159,12 @@ def test_generate_tells_what_is_wrong(flux_runs: Runs, changes: dict[str, Any]) 
 def test_a_settings_file_of_something_else_is_no_harm(flux_runs: Runs, tmp_path: Path) -> None:
     """A LoRA that lies beside another program's ``config.toml``."""
     shutil.copy(flux_runs.once().file, tmp_path / "mine.safetensors")
-    for text in ('model = "something"\n', "[model]\nsize = 3\n", "no toml", ""):
+    for text in ('model = "something"\n', "[model]\nsize = 3\n", '[data]\ntext_length = "long"\n', "no toml", ""):
         (tmp_path / "config.toml").write_text(text)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(api, "draw", lambda *args: [[args[0].name]])
-            assert blockskip.generate("x", tmp_path / "mine.safetensors", model=flux_runs.model) == [
-                str(flux_runs.model)
-            ]
+            patch.setattr(api, "draw", lambda *args: [[args[0].name, args[1].text_length]])
+            found = blockskip.generate("x", tmp_path / "mine.safetensors", model=flux_runs.model)
+            assert found == [str(flux_runs.model), None]
 
 
 def test_a_split_that_nobody_measured_is_told(

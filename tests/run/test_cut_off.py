@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from blockskip.builtin import MODELS
+from tests.originals import write_original
 from tests.tiny_families import ALIKE, NEAR, TINY
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -23,7 +25,9 @@ SMALL = [
     "--preview.height", "32", "--device", "cpu",
 ]  # fmt: skip
 #: Models that are trained; the others, whose parts are loaded in the same way, are drawn with.
-TRAINED = ("flux", "sana", "builtin")
+TRAINED = ("flux", "sana")
+#: The one of them whose transformer comes from a single file, beside a folder without it.
+SINGLE = "sana"
 
 
 @pytest.fixture(scope="module")
@@ -35,18 +39,23 @@ def reports(
     models = {name: str(request.getfixturevalue(f"{name}_folder")) for name in FAMILIES} | {
         name: name for name in MODELS
     }
+    file = write_original(SINGLE, Path(models[SINGLE]), folder / "single.safetensors")
+    bare = shutil.copytree(models[SINGLE], folder / "bare")
+    (bare / "transformer" / "diffusion_pytorch_model.safetensors").unlink()
     plan: dict[str, list[str]] = {}
     for name, model in models.items():
         output, given = str(folder / name), ["--model", model]
+        if name == SINGLE:
+            given = ["--model", str(bare), "--model.transformer", str(file)]
+            plan[f"plan {name}"] = ["plan", *given]
         if name in TRAINED:
-            data = ["--model", model, "--images", str(photos), "--prompt", PROMPT, "--output", output]
-            plan[f"train {name}"] = ["train", *data, *SMALL]
+            data = ["--images", str(photos), "--prompt", PROMPT, "--output", output]
+            plan[f"train {name}"] = ["train", *given, *data, *SMALL]
             given = ["--lora", output]
         plan[f"generate {name}"] = [
             "generate", *given, "--prompt", PROMPT, "--height", "32", "--width", "32", "--num-inference-steps", "2",
             "--output", str(folder / "drawn" / name), "--device", "cpu",
         ]  # fmt: skip
-    plan["plan flux"] = ["plan", "--model", models["flux"]]
     plan["hub"] = ["generate", "--model", "owner/name", "--prompt", PROMPT, "--output", str(folder / "hub")]
     (folder / "plan.json").write_text(json.dumps([*plan.values()]), encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if name not in QUIET}
@@ -61,7 +70,9 @@ def reports(
 @pytest.mark.parametrize("name", [*FAMILIES, *MODELS])
 def test_a_local_model_is_used_without_asking(reports: dict[str, Any], name: str) -> None:
     used = {command: report for command, report in reports.items() if command.split()[1:] == [name]}
-    assert used.keys() >= {f"{verb} {name}" for verb in ("train", "generate")[name not in TRAINED :]}
+    assert used.keys() == {
+        f"{verb} {name}" for verb in ("plan", "train", "generate")[(name != SINGLE) + (name not in TRAINED) :]
+    }
     for report in used.values():
         assert report["status"] == 0, report["printed"]
         assert report["asked"] == []

@@ -53,7 +53,7 @@ def apart(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one - other).norm() / other.norm())
 
 
-def test_a_base_adapter_is_part_of_the_base(flux_runs: Runs, older: Path, merged: Path) -> None:
+def test_a_base_adapter_is_part_of_the_base(flux_runs: Runs, older: Path, merged: Path, tmp_path: Path) -> None:
     """In precompute and training it acts as if it were added to the weights; in the output it is not."""
     changes = {"features__keep": True, "lora__dropout": 0.0}
     found = {}
@@ -76,8 +76,9 @@ def test_a_base_adapter_is_part_of_the_base(flux_runs: Runs, older: Path, merged
     # Drawing with the run's folder takes the base adapter too.
     drawn = pixels(blockskip.generate("a dog", run.output, **DRAWN))
     assert np.abs(drawn - pixels(blockskip.generate("a dog", run.output, model=str(merged), **DRAWN))).max() > 1
-    alone = run.output.parent / f"{run.output.name}-alone.safetensors"
+    alone = tmp_path / "alone.safetensors"
     shutil.copy(run.file, alone)
+    (tmp_path / "config.toml").write_text("[data]\ntext_length = 12\n")
     with_merged = pixels(blockskip.generate("a dog", alone, model=merged, **DRAWN))
     without_base = pixels(blockskip.generate("a dog", alone, model=flux_runs.model, **DRAWN))
     assert np.abs(drawn - with_merged).max() <= 1

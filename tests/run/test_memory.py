@@ -48,9 +48,9 @@ def alive(monkeypatch: pytest.MonkeyPatch) -> Alive:
         return module
 
     @contextmanager
-    def watched_block(streamed: Any, index: int) -> Iterator[nn.Module]:
+    def watched_block(streamed: Any, index: int, *args: Any) -> Iterator[nn.Module]:
         found.before("block")
-        with block(streamed, index) as module:
+        with block(streamed, index, *args) as module:
             found.add("block", module)
             yield module
 
@@ -87,7 +87,7 @@ def test_phases_leave_nothing_behind(request: pytest.FixtureRequest, alive: Aliv
     texts = [name for part in encoders for name in (part.replace("text_encoder", "tokenizer"),)] + encoders
     preview = [*texts, *drawn, "scheduler", "vae"]
     precompute = ["frame"] + ["block"] * 5  # block 0 tells how large a group is, then all groups go through the four
-    order = [*texts, "vae", *precompute, "middle", *preview, *precompute, "middle", *preview]
+    order = ["scheduler", *texts, "vae", *precompute, "middle", *preview, *precompute, "middle", *preview]
     assert sorted(loads) == sorted(order)
     for part in (*encoders, "vae", "middle", "whole"):
         assert alive.during(part) == set(), part

@@ -109,3 +109,14 @@ def test_the_fingerprint_has_what_was_learnt_with(values: dict[str, Any]) -> Non
 def test_a_preview_of_a_wrong_size_is_told_by_its_key(values: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"preview\.height = 30 is no multiple of 8; take 32"):
         prepare(from_flat({**values, "preview.prompts": ["x"], "preview.height": 30}))
+
+
+def test_steps_of_previews_that_the_sampler_cannot_take_are_told(
+    values: dict[str, Any], qwen_image_folder: Path
+) -> None:
+    with pytest.raises(
+        UserError, match=r"^preview\.num_inference_steps = 1 is too few for this model's sampler; take 2 o"
+    ):
+        ready(
+            values | {"model.path": str(qwen_image_folder)}, preview__prompts=["a dog"], preview__num_inference_steps=1
+        )

@@ -13,7 +13,9 @@ from blockskip.errors import UserError
 from blockskip.loading.transformer import StreamedTransformer
 from blockskip.method.streaming import StreamedBlock
 from blockskip.run import job, prepare
+from blockskip.run.prepare import may_change
 from blockskip.settings import SHORT, from_flat
+from blockskip.store.waiting import OnDisk
 from tests.run.runs import Run, Runs, Written
 from tests.run.test_resume import SIX, Stop, stop_at
 
@@ -61,7 +63,9 @@ def test_a_streamed_tail_is_a_frozen_one_in_memory(runs: Runs, tmp_path: Path) -
 def test_precompute_ends_at_the_front(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     block = StreamedTransformer.block
-    monkeypatch.setattr(StreamedTransformer, "block", lambda self, index: seen.append(index) or block(self, index))
+    monkeypatch.setattr(
+        StreamedTransformer, "block", lambda self, index, *args: seen.append(index) or block(self, index, *args)
+    )
     monkeypatch.setattr("blockskip.loading.transformer.run_head", None)
     runs(**STREAM | {"skip__front": 2, "skip__tail": 1}, train__steps=1)
     assert set(seen) == {0, 1}
@@ -147,3 +151,18 @@ def test_a_streamed_tail_goes_with_a_quantised_middle(flux_runs: Runs) -> None:
     plain: Run = flux_runs(**STREAM)
     losses = torch.tensor([[entry["loss"] for entry in run.entries] for run in (quantized, plain)])
     assert 0 < (losses[0] - losses[1]).abs().max() < 0.05 * losses[1].max()
+
+
+def test_states_that_wait_on_disk_give_the_same_run(runs: Runs) -> None:
+    """The same metrics bytes; what waited counts as disk space, and is gone; a continued run may wait elsewhere."""
+    inside = runs(**RESIDUAL)
+    folder: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        put = OnDisk.put
+        patch.setattr(OnDisk, "put", lambda self, *args: (put(self, *args), folder.append(self.peak_bytes)))
+        outside = runs(**RESIDUAL, features__window_on="disk")
+    assert outside.metrics == inside.metrics
+    assert inside.result is not None and outside.result is not None
+    assert outside.result.disk_bytes - inside.result.disk_bytes == max(folder) > 0
+    assert not (outside.result.output / "cache" / "waiting").exists()
+    assert may_change("features.window_on")

@@ -10,9 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from blockskip.adapters.files import DIFFERENCE_NAME, PREFIX, save_sorted
 from blockskip.errors import UserError
-
-#: The entry of the header that says what the file is, and its value.
-KIND, DIFFERENCE = "blockskip.kind", "weights_difference"
+from blockskip.keys import DIFFERENCE, KIND
 
 
 def save_difference(

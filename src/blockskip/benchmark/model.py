@@ -75,7 +75,7 @@ def open_for(request: Request) -> Model:
     source = open_model(request.model, request.revision, request.transformer)
     config = from_flat(dict(request.training_of()))
     full, resolution = resolutions(config, source)
-    height, width = Drawing((), height=request.height, width=request.width).size(source, "--")
+    height, width = Drawing((), height=request.height, width=request.width, steps=request.steps).check(source, "--")
     parts = ("transformer", "vae", *(encoder for _, encoder in source.text_parts))
     identity = tuple(Weights(source.part_folder(part)).identity() for part in parts)
     return Model(

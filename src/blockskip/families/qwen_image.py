@@ -45,6 +45,10 @@ class QwenImage(Family):
         """The pipeline packs 2x2 latent pixels into a token."""
         return 2
 
+    def largest_side(self, vae_config: Mapping[str, Any], transformer_config: Mapping[str, Any]) -> int:
+        """The model has positions for 4096 tokens to each side of a picture's middle."""
+        return 2 * 4096 * self.pixel_stride(vae_config, transformer_config)
+
     def latent_channels(self, vae_config: Mapping[str, Any]) -> int:
         """Channels before packing."""
         return int(vae_config["z_dim"])

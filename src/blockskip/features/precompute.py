@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -21,6 +23,8 @@ from blockskip.precision import compute
 from blockskip.progress import progress, say
 from blockskip.store.groups import GroupStore
 from blockskip.store.int8 import quantize_tokens, relative_error
+from blockskip.store.waiting import OnDisk, on_disk
+from blockskip.waiting import InMemory, Waiting
 
 
 @dataclass(frozen=True)
@@ -69,16 +73,10 @@ class Input:
     places: torch.Tensor | None = None
 
 
+HOST = torch.device("cpu")
+#: What of a group's features waits until it is whole.
+KEPT = ("front", "tail input", "inner")
 Write = Callable[[str, dict[str, torch.Tensor]], None]
-
-
-@dataclass
-class _Waiting:
-    inputs: dict[str, object] | None = None
-    front: State | None = None
-    tail_input: torch.Tensor | None = None
-    inner_input: State | None = None
-    inner: Features = field(default_factory=dict)
 
 
 def precompute(
@@ -95,38 +93,53 @@ def precompute(
     guidance: float,
     adapters: Adapters | None = None,
     int8: bool = False,
-) -> None:
-    """Store the features of every group that the store lacks.
+    waiting_folder: Path | None = None,
+) -> int:
+    """Store the features of every group that the store lacks; returns the bytes of the files of waiting states.
 
     Args:
         keys: of all groups.
         read: gives the group at a position in ``keys``.
-        window_bytes: memory for the states, front features and inputs of spans of the groups that advance together.
+        window_bytes: of the states, front features and inputs of spans of the groups that advance together.
         int8: store a byte a value; the first group's relative error is told.
+        waiting_folder: where the window waits, but for one group; default: in memory.
+
+    Raises:
+        RunError: a disk is full, or a file cannot be written.
     """
     missing = [index for index in dict(zip(keys, range(len(keys)), strict=True)).values() if not store.has(keys[index])]
     if not missing or not rule.stores(split):
-        return
+        return 0
+    place: AbstractContextManager[Waiting] = nullcontext(InMemory(HOST))
+    if waiting_folder is not None:
+        place = on_disk(waiting_folder)
     transformer = StreamedTransformer(source, dtype, device, adapters)
     num_blocks = transformer.num_blocks
     stop = split.passes
     done = 0
     steps = len(missing) * (num_blocks if stop is None else stop)
-    with progress(steps, "precompute") as bar, store.write_behind() as write:
-        run = Window(transformer, source, split, rule, stop, dtype, device, guidance, int8)
+    with place as waiting, progress(steps, "precompute") as bar, store.write_behind() as write:
+        run = Window(transformer, source, split, rule, stop, dtype, device, guidance, int8, waiting)
         size = max(1, window_bytes // run.group_bytes(read(missing[0])))
         while done < len(missing):
-            window = [read(index) for index in missing[done : done + size]]
-            run(window, write, bar.advance)
+            window = missing[done : done + size]
+            for position, index in enumerate(window):
+                waiting.put(position, "input", vars(read(index)))
+            run([keys[index] for index in window], write, bar.advance)
             done += len(window)
     del run
     del transformer
     release()
+    return waiting.peak_bytes if isinstance(waiting, OnDisk) else 0
 
 
 @dataclass
 class Window:
-    """Groups that go through the blocks together."""
+    """Groups that go through the blocks together.
+
+    Args:
+        waiting: where everything of a group waits; its ``Input`` is there, as a dict named "input", when it is run.
+    """
 
     transformer: StreamedTransformer
     source: ModelSource
@@ -137,56 +150,70 @@ class Window:
     device: torch.device
     guidance: float
     int8: bool = False
+    waiting: Waiting = field(default_factory=lambda: InMemory(HOST))
     _told: bool = False
 
     def group_bytes(self, group: Input) -> int:
-        """Memory that a group takes at most while it waits: its input, state, front features and a span's input."""
+        """Bytes that a group takes at most while it waits: its input, state, front features and a span's input."""
         model, layout = self.transformer.model, self.transformer.layout
         with (
             self.transformer.block(0), torch.no_grad(), compute(self.device, self.dtype),
             AheadOfBlocks(model, layout).kept() as ahead,
         ):  # fmt: skip
             state, _ = run_block(model, layout, 0, None, self._inputs(group))
-        inner = self.split.inner[1] and self.rule.uses_tail
-        kept = 1 + bool(self.split.front and self.rule.uses_front) + bool(self.split.tail) + bool(inner)
         given = _bytes([group.latents, group.noise, group.latents, *group.text.values()])  # and the noisy latents
-        return kept * _bytes(state.values()) + given + outputs_bytes(ahead)
+        return (1 + self.kept_states) * _bytes(state.values()) + given + outputs_bytes(ahead)
 
-    def __call__(self, window: list[Input], write: Write, advance: Callable[[], None]) -> None:
-        """Run a window through the blocks and store every group's features."""
-        waiting, keep = [_Waiting() for _ in window], torch.device("cpu")
+    @property
+    def kept_states(self) -> int:
+        """How many states wait beside the one that goes from block to block: of a front, a tail, a run inside."""
+        inner = self.split.inner[1] and self.rule.uses_tail
+        return bool(self.split.front and self.rule.uses_front) + bool(self.split.tail) + bool(inner)
+
+    def __call__(self, keys: Sequence[str], write: Write, advance: Callable[[], None]) -> None:
+        """Run a window through the blocks and store every group's features.
+
+        Args:
+            keys: of the groups, which wait under the numbers of their keys.
+        """
+        waiting = self.waiting
         tail = self.transformer.num_blocks - self.split.tail if self.split.tail else None
         start, end = self.split.inner if self.rule.uses_tail else (0, 0)
+        made: dict[int, dict[str, object]] = {}  # a device of its own, or a disk, holds one group's at a time
+        holds = self.device == HOST and isinstance(waiting, InMemory)
 
         def visit(block: int, index: int, state: State, entered: torch.Tensor) -> None:
-            held = waiting[index]
             if block == tail:
-                held.tail_input = entered.to(keep, copy=True)
+                waiting.put(index, "tail input", entered.to(HOST, copy=True))
             if block == self.split.front - 1 and self.rule.uses_front:
-                held.front = {name: value.to(keep, copy=True).contiguous() for name, value in state.items()}
+                front = {name: value.to(HOST, copy=True).contiguous() for name, value in state.items()}
+                waiting.put(index, "front", front)
             if end and block == start - 1:
-                held.inner_input = {name: value.to(keep, copy=True) for name, value in state.items()}
-            if end and block == end - 1 and held.inner_input is not None:
-                left = {name: value.to(keep) for name, value in state.items()}
-                held.inner, held.inner_input = inner_features(self.rule, held.inner_input, left), None
+                before = {name: value.to(HOST, copy=True) for name, value in state.items()}
+                waiting.put(index, "inner input", before)
+            if end and block == end - 1:
+                left = {name: value.to(HOST) for name, value in state.items()}
+                waiting.put(index, "inner", inner_features(self.rule, waiting.take(index, "inner input"), left))
             if block == 0:  # the later blocks need no text tokens, or read them themselves
-                window[index].text = self.source.family.without_text_tokens(window[index].text)
-                held.inputs = None
+                given = waiting.take(index, "input")
+                waiting.put(index, "input", given | {"text": self.source.family.without_text_tokens(given["text"])})
+                made.pop(index, None)
             advance()
 
         def inputs(index: int) -> dict[str, object]:
-            held = waiting[index]
-            given = held.inputs or self._inputs(window[index])
-            held.inputs = given if self.device == keep else None  # a device of its own holds one group's at a time
+            given = made.get(index) or self._inputs(Input(**waiting.get(index, "input")))
+            if holds:
+                made[index] = given
             return given
 
-        calls = [functools.partial(inputs, index) for index in range(len(window))]
+        calls = [functools.partial(inputs, index) for index in range(len(keys))]
         with torch.no_grad(), compute(self.device, self.dtype):
-            for index, _, entered in self.transformer.run(calls, visit, stop=self.stop, keep=keep):
-                self._write(write, window[index], waiting[index], entered.to(keep))
+            for index, _, entered in self.transformer.run(calls, visit, stop=self.stop, keep=HOST, waiting=waiting):
+                made.pop(index, None)
+                self._write(write, keys[index], index, entered.to(HOST))
         if self.stop is not None:
-            for group, held in zip(window, waiting, strict=True):
-                self._write(write, group, held, None)
+            for index, key_ in enumerate(keys):
+                self._write(write, key_, index, None)
 
     def _inputs(self, group: Input) -> dict[str, object]:
         text = {name: value.to(self.device) for name, value in group.text.items()}
@@ -195,11 +222,11 @@ class Window:
         places = None if group.places is None else group.places.to(self.device)
         return self.source.family.noisy_inputs(config, *drawn, text, self.guidance, self.dtype, places)
 
-    def _write(self, write: Write, group: Input, held: _Waiting, head: torch.Tensor | None) -> None:
-        features = span_features(self.source.family.layout, self.rule, held.front, held.tail_input, head) | held.inner
-        write(group.key, {name: value.contiguous() for name, value in self._packed(features).items()})
-        held.front = held.tail_input = held.inputs = None
-        held.inner = {}
+    def _write(self, write: Write, key_: str, index: int, head: torch.Tensor | None) -> None:
+        held = {name: self.waiting.take(index, name) for name in ("input", "state", "ahead", *KEPT)}
+        front, tail_input, inner = (held[name] for name in KEPT)
+        features = span_features(self.source.family.layout, self.rule, front, tail_input, head) | (inner or {})
+        write(key_, {name: value.contiguous() for name, value in self._packed(features).items()})
 
     def _packed(self, features: Features) -> Features:
         if not self.int8:

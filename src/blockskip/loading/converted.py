@@ -1,10 +1,13 @@
 """The package's own folders with a transformer from a single file: a link to it, or its tensors in diffusers' layout.
 
-    <cache>/transformers/<key>/       config.json, index and shards: whole
-    <cache>/transformers/<key>.half/  shards that are whole, of a conversion that runs or was stopped
+    <cache>/transformers/<key>/            config.json, index and shards: whole
+    <cache>/transformers/<key>.half/       shards that are whole, of a conversion that runs or was stopped
+    <cache>/transformers/<key>.<id>.part   the shard that a process is writing
+    <cache>/transformers/<key>.lock        held by the process that converts
 
-A folder gets its name when it is whole. Shards get theirs so too, so that a conversion goes on where it was stopped,
-and two of the same file do no harm: they write the same bytes.
+A folder gets its name when it is whole. Shards get theirs so too, so that a conversion goes on where it was stopped.
+A second process that wants the same file converted waits for the first. Where the file system has no locks both convert
+it, which does no harm: they write the same bytes, each in a part of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import diffusers
@@ -25,6 +29,7 @@ from blockskip.errors import UserError
 from blockskip.keys import file_sha256, key
 from blockskip.loading.unread import Unread, forget_mapped
 from blockskip.loading.weights import NAMES, cache_folder, file_identity, remember_identity
+from blockskip.locks import locked
 from blockskip.progress import progress, say
 from blockskip.units import size as in_units
 
@@ -78,7 +83,13 @@ def converted_folder(file: Path, config: Path, class_name: str, tensors: Mapping
     folder = _place(file, config, class_name, diffusers.__version__)
     if not (folder / "config.json").is_file():
         try:
-            _convert(file, config, tensors, folder)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with locked(_beside(folder, "lock"), partial(_wait, file)) as alone:
+                if alone:
+                    for left in folder.parent.glob(f"{folder.name}.*.part"):  # of conversions that were stopped
+                        left.unlink()
+                if not (folder / "config.json").is_file():  # else it was made meanwhile
+                    _convert(file, config, tensors, folder)
         except OSError as error:
             if not (folder / "config.json").is_file():  # else another process was quicker
                 raise UserError(
@@ -93,9 +104,17 @@ def _place(file: Path, config: Path, *made_by: str) -> Path:
     return cache_folder() / "transformers" / key("transformer", argument)
 
 
+def _wait(file: Path, holder: str) -> None:
+    say(f"Waiting for {holder}, which converts {file.name}.")
+
+
+def _beside(folder: Path, ending: str) -> Path:
+    return folder.with_name(f"{folder.name}.{ending}")
+
+
 def _convert(file: Path, config: Path, tensors: Mapping[str, Unread], folder: Path) -> None:
-    shards, half = _shards(tensors), folder.with_name(f"{folder.name}.half")
-    half.mkdir(parents=True, exist_ok=True)
+    shards, half, part = _shards(tensors), _beside(folder, "half"), _beside(folder, f"{os.getpid()}.part")
+    half.mkdir(exist_ok=True)
     files = [half / NAMES[0].replace(".", f"-{n:05d}-of-{len(shards):05d}.", 1) for n in range(1, len(shards) + 1)]
     sizes = [sum(tensors[name].numel() * tensors[name].element_size() for name in names) for names in shards]
     needed = sum(size for path, size in zip(files, sizes, strict=True) if not path.is_file())
@@ -113,13 +132,11 @@ def _convert(file: Path, config: Path, tensors: Mapping[str, Unread], folder: Pa
     with progress(len(shards), "converting") as shown:
         for path, names in zip(files, shards, strict=True):
             if not path.is_file():
-                digests[path.name] = _write(path, {name: tensors[name] for name in names})
+                digests[path.name] = _write(path, part, {name: tensors[name] for name in names})
             shown.advance()
     places = {name: path.name for path, names in zip(files, shards, strict=True) for name in names}
     index = {"metadata": {"total_size": sum(sizes)}, "weight_map": places}
     (half / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
-    for left in half.glob("*.part"):  # of conversions that were stopped
-        left.unlink(missing_ok=True)
     _copy(config, half)
     half.replace(folder)
     for name, digest in digests.items():
@@ -140,8 +157,8 @@ def _shards(tensors: Mapping[str, Unread]) -> list[list[str]]:
     return found
 
 
-def _write(path: Path, tensors: Mapping[str, Unread]) -> str:
-    """Write a safetensors file with one tensor in memory at a time, and return its sha256.
+def _write(path: Path, temporary: Path, tensors: Mapping[str, Unread]) -> str:
+    """Write a safetensors file with one tensor in memory at a time, under another name first; return its sha256.
 
     Its bytes are those that ``safetensors.torch.save_file`` writes, so that the same tensors are the same file: where a
     tensor begins in a mapped file decides the last bit of what a CPU computes with it.
@@ -153,7 +170,7 @@ def _write(path: Path, tensors: Mapping[str, Unread]) -> str:
         header[name] = {"dtype": _TYPES[value.dtype], "shape": list(value.shape), "data_offsets": [begin, end]}
     head = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
-    temporary, digest = path.with_name(f"{path.name}.{os.getpid()}.part"), hashlib.sha256()
+    digest = hashlib.sha256()
     try:
         with temporary.open("wb") as stream:
             for piece in (len(head).to_bytes(8, "little"), head):

@@ -14,6 +14,7 @@ through memory while loading when the dtype is not the stored one, and reads eve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,8 +26,10 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from blockskip.errors import UserError
+from blockskip.loading.ahead import expect
 from blockskip.loading.source import ModelSource
 from blockskip.loading.turns import Turns
+from blockskip.loading.weights import Weights
 from blockskip.memory import trim
 
 #: Prompts that go through a layer while it is in memory; each holds its own activations.
@@ -113,8 +116,9 @@ class StreamedEncoder:
         for layers, left_out in loaded.lists:
             layers.extend(left_out)
         self.model.requires_grad_(False).eval()
-        self._turns = Turns()
-        for name in layer_names(self.model):
+        self._turns, self._layers = Turns(), layer_names(self.model)
+        self._files, self._thread = Weights(self._folder), ThreadPoolExecutor(1, "blockskip-read-ahead")
+        for name in self._layers:
             self.model.get_submodule(name).register_forward_pre_hook(partial(self._before, name))
 
     def run(self, calls: Sequence[Callable[[], T]]) -> Iterator[T]:
@@ -144,6 +148,10 @@ class StreamedEncoder:
         finally:
             hook.remove()
         self._held = name
+        following = self._layers[self._layers.index(name) + 1 :][:1]  # files may name it inside a base model
+        self._thread.submit(
+            expect, self._files, [key for key in self._files.files for one in following if f".{one}." in f".{key}"]
+        )
         self.model.get_submodule(name).to(self._device).requires_grad_(False)
 
     def _drop(self) -> None:

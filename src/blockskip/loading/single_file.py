@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,10 @@ import torch
 from accelerate import init_empty_weights
 from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
 from diffusers.loaders.single_file_utils import infer_diffusers_model_type
+from safetensors import SafetensorError, safe_open
 
 from blockskip.errors import UserError
+from blockskip.keys import DIFFERENCE, KIND
 from blockskip.loading.converted import converted_folder, linked_folder
 from blockskip.loading.unread import Unread, is_zipped, unread_tensors
 
@@ -30,7 +32,11 @@ OTHERS = {
     "an autoencoder": r"(encoder|decoder)\.|first_stage_model\.",
     "a ControlNet": r"controlnet_|control_model\.",
 }
-LORA = ("lora_", "lokr_", "hada_")
+#: What is in the names of adapters of every kind.
+LORA = ("lora", "lokr_", "hada_", "oft_")
+#: What to do with an adapter.
+AS_LORA = "it as model.base_adapters, or as --lora to `blockskip generate`"
+AS_DIFFERENCE = "it as --lora to `blockskip generate`"
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 #: Of weights that were quantised: these kinds hold none.
 OTHER_KINDS = (torch.int64, torch.bool)
@@ -93,17 +99,20 @@ def open_single_file(path: str, source: ModelSource) -> SingleFile:
     stored = _tensors(file, start)
     if SHARD.search(file.name):
         raise UserError(f"{start} is one of several files; give the folder of the pipeline they belong to as --model.")
+    if holds_difference(file):
+        raise UserError(f"{start} is a file of changed weights; give {AS_DIFFERENCE}.")
     if any(part in name for name in stored for part in LORA):
-        raise UserError(f"{start} is a LoRA; give it as model.base_adapters, or as --lora to `blockskip generate`.")
+        raise UserError(f"{start} is a LoRA; give {AS_LORA}.")
     config = source.config("transformer")
     with init_empty_weights(include_buffers=False):
         wanted = getattr(diffusers, class_name).from_config(config).state_dict()
     prefix = next((text for text in PREFIXES if any(name.startswith(text) for name in stored)), "")
     own = {name.removeprefix(prefix): value for name, value in stored.items() if name.startswith(prefix)}
-    named_alike = 2 * len(own.keys() & wanted.keys()) > len(wanted)  # also in some original layouts
-    if not named_alike:
+    if not _named_alike(own, wanted, len(wanted)):
+        whole = "diffusion_model" in prefix  # else nothing but the transformer can be meant
+        others = [name for name in (own if whole else stored) if name.removeprefix(prefix) not in wanted]
         for what, names in OTHERS.items():
-            if any(re.match(names, name) for name in (own if "diffusion_model" in prefix else stored)):
+            if any(re.match(names, name) for name in others):
                 raise UserError(
                     f'{start} is {what}, which comes with "{source.name}"; give the file with the transformer.'
                 )
@@ -115,15 +124,7 @@ def open_single_file(path: str, source: ModelSource) -> SingleFile:
             'model.quantization = "int8" or "nf4" for less memory.'
         )
     try:
-        found: Mapping[str, Any] = own
-        if wanted.keys() - own.keys():
-            try:
-                found = _converted(class_name, own, config)
-                _compare(found, wanted)
-            except _Misfit:
-                if not named_alike:
-                    raise
-                found = own
+        found = _by_diffusers_names(class_name, own, wanted, config)
         _compare(found, wanted)
     except _Misfit as error:
         raise UserError(
@@ -165,6 +166,30 @@ def _tensors(file: Path, start: str) -> dict[str, Unread]:
     return found
 
 
+def _named_alike(own: Collection[str], wanted: Collection[str], names: int) -> bool:
+    """Whether more than half of a number of names are diffusers': so they are in some original layouts too."""
+    return 2 * len(set(own) & set(wanted)) > names
+
+
+def _by_diffusers_names(
+    class_name: str, own: Mapping[str, Unread], wanted: Mapping[str, torch.Tensor], config: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The tensors as they are or converted, whichever has more of the names that are wanted.
+
+    Raises:
+        _Misfit: of ``_converted``, where few of the file's own names are diffusers'.
+    """
+    if not wanted.keys() - own.keys():
+        return own
+    try:
+        found = _converted(class_name, own, config)
+    except _Misfit:
+        if _named_alike(own, wanted, min(len(own), len(wanted))):  # it may be of fewer blocks
+            return own
+        raise
+    return max(found, own, key=lambda tensors: len(tensors.keys() & wanted.keys()))
+
+
 def _converted(class_name: str, own: Mapping[str, Unread], config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The tensors of an original checkpoint by diffusers' names.
 
@@ -192,7 +217,7 @@ def _compare(found: Mapping[str, Any], wanted: Mapping[str, torch.Tensor]) -> No
     for name, value in wanted.items():
         if found.get(name) is not None and found[name].shape != value.shape:
             here, there = (" x ".join(map(str, tensor.shape)) for tensor in (found[name], value))
-            raise _Misfit(f"it is of another size, {name} being {here} in it and {there} there")
+            raise _Misfit(f"it is of another size, {name} being {here} where the pipeline's config wants {there}")
     lacks = [name for name in wanted if found.get(name) is None]
     more = [name for name, value in found.items() if value is not None and name not in wanted]
     for what, names in (("it lacks", lacks), ("that transformer has no", more)):
@@ -202,6 +227,15 @@ def _compare(found: Mapping[str, Any], wanted: Mapping[str, torch.Tensor]) -> No
 
 def _few(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def holds_difference(file: Path) -> bool:
+    """Whether a file holds changed weights (``adapters.difference``); False where it cannot be read."""
+    try:
+        with safe_open(file, framework="pt") as stored:
+            return (stored.metadata() or {}).get(KIND) == DIFFERENCE
+    except (SafetensorError, OSError):
+        return False
 
 
 def _looks_like(stored: Mapping[str, Unread]) -> str:

@@ -14,17 +14,16 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from blockskip import builtin
 from blockskip.errors import UserError
 from blockskip.families import Family, family_of
-from blockskip.loading.single_file import SingleFile, open_single_file
+from blockskip.loading.single_file import AS_DIFFERENCE, AS_LORA, SingleFile, holds_difference, open_single_file
 
 #: Second copies of weights in 16 bits, which are not read.
 VARIANTS = ["*.fp16.*", "*.bf16.*"]
-#: What to do with a LoRA that was given as a model.
-AS_LORA = "give its base as the model, and it as model.base_adapters, or as --lora to `blockskip generate`"
 SETTINGS = ("*.json", "*.txt", "*.model", "*.jinja")
 
 
@@ -77,11 +76,13 @@ class ModelSource:
                 getattr(importlib.import_module(entry[0]), entry[1])
 
     def part_class(self, part: str) -> Any:
-        """The class that ``load`` makes a part of, as ``model_index.json`` names it."""
+        """The class that ``load`` makes a part of, as ``model_index.json`` names it, but for unused heads."""
         library, class_name = json.loads((self.folder / "model_index.json").read_text(encoding="utf-8"))[part]
         if class_name.endswith("Processor"):  # of text and pictures, which needs more packages: here it gets text only
             class_name = "AutoTokenizer"
-        return getattr(importlib.import_module(library), class_name)
+        cls = getattr(importlib.import_module(library), class_name)
+        generates = isinstance(cls, type) and issubclass(cls, PreTrainedModel) and cls.can_generate()
+        return _without_head(cls) if generates else cls
 
     def load(self, part: str, dtype: torch.dtype | None = None) -> Any:
         """A tokenizer, scheduler or model of the pipeline, by the class that ``model_index.json`` names."""
@@ -124,6 +125,23 @@ class ModelSource:
         return int(self.settings.get("call", {}).get("max_sequence_length", self.family.defaults.text_length))
 
 
+@functools.cache
+def _without_head(cls: Any) -> Any:
+    """A class of language models without their head over the vocabulary, which no conditioning tensor comes from.
+
+    It is never filled from the file: a gigabyte of Llama 3.1. One that is the embeddings themselves stays.
+    """
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        cls.__init__(self, *args, **kwargs)
+        if isinstance(getattr(self, "lm_head", None), nn.Linear) and not self.all_tied_weights_keys:
+            self.lm_head = nn.Identity()
+
+    ignored = [*(cls._keys_to_ignore_on_load_unexpected or ()), r"^lm_head\."]
+    changes = {"__init__": init, "__module__": cls.__module__, "_keys_to_ignore_on_load_unexpected": ignored}
+    return type(cls.__name__, (cls,), changes)
+
+
 def open_model(path: str, revision: str | None = None, transformer: str | None = None) -> ModelSource:
     """The source of a built-in model (``builtin``, ``builtin-sana``), a folder or a hub id; reads settings only.
 
@@ -139,12 +157,11 @@ def open_model(path: str, revision: str | None = None, transformer: str | None =
     elif Path(path).expanduser().is_dir():
         folder = Path(path).expanduser()
     elif Path(path).suffix in (".safetensors", ".gguf", ".ckpt", ".pt", ".bin") or Path(path).is_file():
-        lora = _is_lora(Path(path).expanduser())
         single = (
             "a single file: give the folder or hub id of its pipeline as --model, which has the text encoders and the "
             "autoencoder, and the file as --model.transformer"
         )
-        raise UserError(f'model.path = "{path}" is {f"a LoRA; {AS_LORA}" if lora else single}.')
+        raise UserError(f'model.path = "{path}" is {_adapter_in(Path(path).expanduser()) or single}.')
     elif path.count("/") == 1 and not path.startswith((".", "~", "/")):
         hub = (path, revision)
         patterns = ("model_index.json", *(f"*/{pattern}" for pattern in SETTINGS))
@@ -192,18 +209,23 @@ def _no_pipeline(folder: Path) -> str:
     """What a folder without ``model_index.json`` is, and what to give instead: the end of a sentence."""
     if (folder.parent / "model_index.json").is_file():
         return f'is one part of a pipeline; give the folder of the whole, "{folder.parent}"'
-    if any(_is_lora(file) for file in (*folder.glob("*.safetensors"), *folder.glob("adapter/*.safetensors"))):
-        return f"holds a LoRA; {AS_LORA}"
+    adapters = map(_adapter_in, (*folder.glob("*.safetensors"), *folder.glob("adapter/*.safetensors")))
+    if found := next(filter(None, adapters), ""):
+        return f"holds {found}"
     return 'is not a diffusers pipeline: "model_index.json" is missing in it; give the folder or hub id of a whole one'
 
 
-def _is_lora(file: Path) -> bool:
-    """Whether a weights file holds a LoRA, by the names of its tensors; False where it cannot be read."""
+def _adapter_in(file: Path) -> str:
+    """What adapter a file holds, and what to give instead: the end of a sentence; empty: none, or it cannot be read."""
+    base = "give its base as the model"
+    if holds_difference(file):
+        return f"a file of changed weights; {base}, and {AS_DIFFERENCE}"
     try:
         with safe_open(file, framework="pt") as stored:
-            return any("lora_" in name for name in stored.keys())  # noqa: SIM118
+            lora = any("lora_" in name for name in stored.keys())  # noqa: SIM118
     except (SafetensorError, OSError):
-        return False
+        return ""
+    return f"a LoRA; {base}, and {AS_LORA}" if lora else ""
 
 
 @functools.cache

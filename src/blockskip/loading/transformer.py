@@ -12,12 +12,15 @@ import torch
 from accelerate import init_empty_weights
 from torch import nn
 
+from blockskip.loading.ahead import BlockWeights, reading_ahead
 from blockskip.loading.quantized import Quantization, fill_quantized
 from blockskip.loading.source import ModelSource
 from blockskip.loading.weights import Weights
-from blockskip.method.ahead import AheadOfBlocks, Outputs
+from blockskip.method.ahead import AheadOfBlocks
 from blockskip.method.layout import State
 from blockskip.method.skipping import install_stubs, run_block, run_head
+from blockskip.method.streaming import Read
+from blockskip.waiting import InMemory, Waiting
 
 
 class Adapters(Protocol):
@@ -89,9 +92,9 @@ class StreamedTransformer:
     ) -> None:
         self.layout = source.family.layout
         self.model, self._empty = _load(source, None, dtype, device, adapters)
-        self._weights = Weights(source.part_folder("transformer"))
         self._names = self.layout.names(self.model)
-        self._dtype, self._device, self._adapters = dtype, device, adapters
+        self._blocks = BlockWeights(Weights(source.part_folder("transformer")), self._names, dtype, device)
+        self._device, self._adapters = device, adapters
 
     @property
     def num_blocks(self) -> int:
@@ -99,11 +102,15 @@ class StreamedTransformer:
         return len(self._names)
 
     @contextmanager
-    def block(self, index: int) -> Iterator[nn.Module]:
-        """Block ``index`` with its weights, in its place in the model; a stub again afterwards."""
+    def block(self, index: int, read: Read | None = None) -> Iterator[nn.Module]:
+        """Block ``index`` with its weights, in its place in the model; a stub again afterwards.
+
+        Args:
+            read: gives the weights; default: read from the file now.
+        """
         name = self._names[index]
         block = copy.deepcopy(self._empty[index])
-        block.load_state_dict(self._weights.inside(name, self._dtype, self._device), assign=True)
+        block.load_state_dict((read or self._blocks)(index), assign=True)
         block.requires_grad_(False).eval()
         if self._adapters is not None:
             self._adapters.attach(block, name)
@@ -120,48 +127,58 @@ class StreamedTransformer:
         *,
         stop: int | None = None,
         keep: torch.device | None = None,
+        waiting: Waiting | None = None,
     ) -> Iterator[tuple[int, Any, torch.Tensor]]:
         """Block after block, every call through each: one block's weights and one state per call are in memory.
+
+        The next block is fetched meanwhile (``loading.ahead``); on a device of its own it is a second one in memory.
 
         Args:
             calls: each gives the keyword arguments of ``forward`` for one group; asked anew for every block.
             visit: told (block, call, what leaves the block, the image or joint stream that entered it).
             stop: run blocks 0..stop-1 only, and no head.
-            keep: where states wait between blocks; default: where they are.
+            keep: the device on which states wait between blocks; default: where they are.
+            waiting: where they wait instead.
 
         Yields:
             (call, the model's output, the image tokens that entered the head), unless ``stop`` is given.
         """
-        states: list[State | None] = [None] * len(calls)
-        ahead, outputs = AheadOfBlocks(self.model, self.layout, keep), dict[int, Outputs]()
-        for index in range(self.num_blocks if stop is None else stop):
-            with self.block(index):
+        waiting = InMemory(keep) if waiting is None else waiting
+        ahead = AheadOfBlocks(self.model, self.layout, keep, share=isinstance(waiting, InMemory))
+        count = self.num_blocks if stop is None else stop
+        read = reading_ahead(self._blocks, lambda index: index + 1 if index + 1 < count else None)
+        for index in range(count):
+            with self.block(index, read):
                 for call, inputs in enumerate(calls):
-                    with self._ahead(ahead, outputs, index, call):
-                        state, entered = run_block(self.model, self.layout, index, self._here(states[call]), inputs())
+                    with self._ahead(ahead, waiting, index, call):
+                        state, entered = run_block(self.model, self.layout, index, self._state(waiting, call), inputs())
                     if visit is not None:
                         visit(index, call, state, entered)
-                    states[call] = state if keep is None else {name: value.to(keep) for name, value in state.items()}
+                    waiting.put(call, "state", state)
+                    del state, entered
+        del read
         if stop is not None:
             return
         for call, inputs in enumerate(calls):
-            with self._ahead(ahead, outputs, self.num_blocks, call):
-                output, entered = run_head(self.model, self.layout, self._here(states[call]) or {}, inputs())
-            states[call] = None
+            with self._ahead(ahead, waiting, self.num_blocks, call):
+                output, entered = run_head(self.model, self.layout, self._state(waiting, call) or {}, inputs())
+            waiting.take(call, "ahead")
             yield call, output, entered
 
     @contextmanager
-    def _ahead(self, ahead: AheadOfBlocks, outputs: dict[int, Outputs], index: int, call: int) -> Iterator[None]:
+    def _ahead(self, ahead: AheadOfBlocks, waiting: Waiting, index: int, call: int) -> Iterator[None]:
         """From pass 1 on, whose inputs may be fewer than those of pass 0, what precedes the blocks is computed once."""
-        if call in outputs:
-            with ahead.given(outputs[call], self._device):
-                yield
-        elif index == 1:
+        if index == 1:
             with ahead.kept() as kept:
                 yield
-            outputs[call] = kept
+            waiting.put(call, "ahead", kept)
+        elif index and (outputs := waiting.get(call, "ahead")) is not None:
+            with ahead.given(outputs, self._device):
+                yield
         else:
             yield
 
-    def _here(self, state: State | None) -> State | None:
+    def _state(self, waiting: Waiting, call: int) -> State | None:
+        """What the block before left, where it computes; it waits no more."""
+        state: State | None = waiting.take(call, "state")
         return state and {name: value.to(self._device) for name, value in state.items()}

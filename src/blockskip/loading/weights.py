@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -84,6 +85,10 @@ class Weights:
             }
         return found
 
+    def places(self, names: Iterable[str]) -> dict[Path, list[tuple[int, int]]]:
+        """Where tensors lie in their files: (first byte, byte behind the last), in the files' order."""
+        return {file: sorted(_offsets(file)[key] for key in keys) for file, keys in self._by_file(names).items()}
+
     def identity(self) -> str:
         """The hash of all files' contents and of the config: what a store's key says of this part of the model."""
         digests = [file_identity(file) for file in sorted(set(self.files.values()))]
@@ -97,6 +102,16 @@ def _open(file: Path):  # type: ignore[no-untyped-def]
         return safe_open(file, framework="pt")
     except (SafetensorError, OSError) as error:
         raise UserError(f'The weights file "{file}" cannot be read ({error}); fetch it again.') from None
+
+
+@functools.lru_cache
+def _offsets(file: Path) -> dict[str, tuple[int, int]]:
+    """The bytes of each tensor of a safetensors file, from its header."""
+    with file.open("rb") as stream:
+        start = 8 + (length := int.from_bytes(stream.read(8), "little"))
+        header = json.loads(stream.read(length))
+    spans = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
+    return {name: (start + begin, start + end) for name, (begin, end) in spans.items()}
 
 
 def files_identity(folder: Path) -> str:

@@ -22,21 +22,24 @@ from blockskip.method.skipping import Stub
 
 #: Modules and what they returned, in the order in which they were called.
 Outputs = list[tuple[nn.Module, Any]]
+#: Different outputs of one module that are kept to be shared with later groups.
+SHARED = 4
 
 
 class AheadOfBlocks:
     """Keeps and gives back what a model's own modules return ahead of its first block; without gradients only.
 
-    Equal outputs of several groups (positions, one caption) are kept once.
-
     Args:
         model: a transformer whose blocks run one at a time.
         layout: where its blocks are.
         keep: where outputs wait; default: where they are.
+        share: keep equal outputs of several groups (positions, one caption) once.
     """
 
-    def __init__(self, model: nn.Module, layout: BlockLayout, keep: torch.device | None = None) -> None:
-        self._model, self._layout, self._keep = model, layout, keep
+    def __init__(
+        self, model: nn.Module, layout: BlockLayout, keep: torch.device | None = None, share: bool = True
+    ) -> None:
+        self._model, self._layout, self._keep, self._most = model, layout, keep, SHARED if share else 0
         lists = {id(getattr(model, name)) for name in layout.lists}
         self._modules: list[nn.Module] = []
         for child in model.children():
@@ -122,7 +125,7 @@ class AheadOfBlocks:
             for other in known:
                 if other.shape == value.shape and other.dtype == value.dtype and torch.equal(other, value):
                     return other
-            if len(known) < 4:
+            if len(known) < self._most:
                 known.append(value)
             return value
 

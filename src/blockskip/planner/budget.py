@@ -5,6 +5,7 @@ What costs no quality comes first, then what costs little, then the skip ratio, 
     preview.stream, preview size                   the preview alone
     model.stream_text_encoders                     text, for the time to read the layers
     features.window                                host memory, for reading the weights more often
+    features.window_on                             host memory, for disk space and its reading and writing
     features.disk                                  disk, for alternating precompute and training
     train.gradient_checkpointing                   a third more work in training
     data.text_length 256, 128                      only if the captions are short enough
@@ -36,6 +37,9 @@ FIRST_RATIO = 0.3
 RATIOS = (0.4, 0.5)
 #: Windows of precompute, below the default.
 WINDOWS = ("512MiB", "256MiB", "128MiB", "64MiB", "16MiB", "4MiB")
+#: The smallest that is tried in memory before one on disk is.
+SMALLEST_BEFORE_DISK = "64MiB"
+ON_DISK = {"features.window_on": "disk", "features.window": "1GiB"}
 #: Pixels of which half a resolution is a multiple, as every family's tokens are.
 STRIDE = 32
 #: Pixels below which the training resolution is not lowered.
@@ -163,7 +167,7 @@ def fit(
         except UserError as error:
             untried |= dict.fromkeys(error.problems)
             continue
-        if _smaller(after, now, budget, step):
+        if _smaller(after, now, budget, step) and not (budget.over_disk(after) and not budget.over_disk(now)):
             reason = budget.misses(now)[0]
             choices = [choice for choice in choices if choice.key not in values]
             choices += [Choice(key, value, reason) for key, value in values.items() if value != "none"]
@@ -221,6 +225,8 @@ def _ladder(plan: Plan, longest_caption: int) -> Iterator[_Step]:
     yield _Step({"model.stream_text_encoders": True}, frozenset({"encode text", "preview"}))
     for window in WINDOWS:
         yield _Step({"features.window": window}, frozenset({"precompute"}))
+        if window == SMALLEST_BEFORE_DISK:
+            yield _Step(ON_DISK, frozenset({"precompute"}))
     stored = plan.phases["precompute"].disk_bytes
     for part in (4, 16, 64):
         if stored:

@@ -14,7 +14,9 @@ NOTE = (
     "pixels: the training resolution; skipped: blocks; weights: how those of the trained blocks are kept; recompute: "
     "gradient checkpointing; text: tokens, and whether text encoders are streamed; device, host: memory of the largest "
     "phase, in brackets that of the smallest plan where nothing fits; disk: what is written. Planned, not measured, "
-    f"for runs without previews. Of a card, {size(RESERVED)} is left to the driver, to CUDA's context and allocator, "
+    "for runs without previews. Settings are changed in a fixed order until a plan fits (docs/memory.md), so a larger "
+    "card that need not stream its blocks, which costs time, may have fewer pixels than a smaller one that must. "
+    f"Of a card, {size(RESERVED)} is left to the driver, to CUDA's context and allocator, "
     "and to a desktop."
 )
 

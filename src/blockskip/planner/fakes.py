@@ -14,8 +14,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from blockskip.adapters.lora import add_lora
+from blockskip.loading.ahead import reads_ahead
 from blockskip.loading.quantized import empty_quantized, linear_layers
-from blockskip.loading.streaming import reads_ahead
 from blockskip.method.skipping import SkippedModel, install_stubs
 from blockskip.method.streaming import install_streamed
 from blockskip.planner.autocast import run_like
@@ -44,6 +44,8 @@ class FakeBlocks:
         self.empty = install_stubs(self.model, self.layout, range(setting.num_blocks))
         #: Values of the largest tensor of a block, which is read at a time.
         self.largest_tensor = max(value.numel() for block in self.empty.values() for value in block.parameters())
+        #: Of the block that is read while another one computes.
+        self.bytes_ahead = max(map(module_bytes, self.empty.values())) if reads_ahead(setting.device) else 0
         self._live = live
 
     def fill(self) -> None:
@@ -106,7 +108,9 @@ class FakeTraining:
                     blocks[index].set_submodule(name, packed.requires_grad_(False))
         streamed = {index: blocks[index] for index in setting.streamed}
         self._visiting = {index: _shapes(block) for index, block in streamed.items()}
-        self.block_parameters = max((_count(blocks[index]) for index in range(len(blocks))), default=0)
+        sizes = [_count(block) for block in streamed.values()]
+        #: Values of the blocks that are read for each run of them: of all of them, and of the largest.
+        self.streamed_values, self.largest_streamed = sum(sizes), max(sizes, default=0)
         for index in {*setting.resident, *streamed}:
             run_like(blocks[index], setting.device)
         ahead = bool(streamed) and reads_ahead(setting.device)

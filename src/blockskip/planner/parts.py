@@ -31,10 +31,11 @@ def fake_tensors() -> FakeTensorMode:
 
 def empty_part(source: ModelSource, part: str, dtype: torch.dtype) -> Any:
     """A part of the pipeline in eval mode, frozen, its parameters on the meta device in the dtype they would have."""
-    library, name = json.loads((source.folder / "model_index.json").read_text(encoding="utf-8"))[part]
-    if part == "transformer":
-        name = source.family.transformer_class  # older checkpoints have the name of a class that was renamed
-    cls = getattr(importlib.import_module(library), name)
+    library = json.loads((source.folder / "model_index.json").read_text(encoding="utf-8"))[part][0]
+    if part == "transformer":  # older checkpoints have the name of a class that was renamed
+        cls = getattr(importlib.import_module(library), source.family.transformer_class)
+    else:
+        cls = source.part_class(part)
     with init_empty_weights(include_buffers=False):
         if library == "transformers":
             model = cls(AutoConfig.from_pretrained(source.folder / part))

@@ -69,7 +69,7 @@ def precompute(setting: Setting, text: Text, adapters: FrozenAdapters | None = N
                 key = repr(kind)
                 edge = index in (split.front - 1, setting.num_blocks - split.tail, start - 1, end - 1)
                 if key not in seen or edge:
-                    before = live.flops
+                    before, entered = live.flops, None
                     with kernel(setting), blocks.block(index) as block:
                         largest = max(largest, sum(value.numel() for value in block.parameters()))
                         if adapters is not None:
@@ -94,6 +94,7 @@ def precompute(setting: Setting, text: Text, adapters: FrozenAdapters | None = N
             if stop is None:
                 with kernel(setting), _ahead(setting, ahead, outputs, setting.num_blocks):
                     _, head = run_head(blocks.model, layout, _here(setting, state) or {}, _inputs(setting, text))
+            live.add_to_peaks(blocks.bytes_ahead if stop != 1 else 0, "weights")
             features = span_features(layout, setting.rule, front, tail, head)
             if sides:
                 features |= inner_features(setting.rule, sides[start - 1], sides[end - 1])
@@ -111,15 +112,22 @@ def precompute(setting: Setting, text: Text, adapters: FrozenAdapters | None = N
     frame = sum(value.numel() for value in blocks.model.parameters())
     texts = {"encoded text": setting.captions * bytes_of(text)}
     host = reading(setting, "transformer", largest, blocks.largest_tensor)
-    host |= {"window of states": window * group} | texts
-    if windows > 1:  # groups of the window before may still be on their way to the disk
+    own = sum(value.nbytes for value in state.values())  # its streams may be views of one tensor
+    on_disk = setting.config.features.window_on == "disk"
+    host |= {"window of states": group if on_disk else window * group} | texts
+    if windows > 1 or on_disk:  # groups of the window, or the one before, may still be on their way to the disk
         host["written groups"] = min(window, THREADS + WAITING) * bytes_of(features)
     if setting.pool:  # the group that was run is one of the window
-        host["window of states"] -= min(window * group, bytes_of(state))
+        host["window of states"] -= min(host["window of states"], own)
+    written = stored if limit is None else min(stored, limit)
+    reads = windows * total * stored_dtype(source, "transformer").itemsize
+    if on_disk:
+        written += window * group
+        passes = setting.num_blocks if stop is None else stop
+        reads += setting.groups * passes * (group - window_of.kept_states * own)
     before = texts | reading(setting, "transformer", frame, frame)
     return finish(
-        setting, live, host, before, weights, disk_bytes=stored if limit is None else min(stored, limit),
-        read_bytes=windows * total * stored_dtype(source, "transformer").itemsize,
+        setting, live, host, before, weights, disk_bytes=written, read_bytes=reads,
         flops_forward=setting.groups * live.flops,
     ), features  # fmt: skip
 
@@ -239,11 +247,11 @@ def _train(setting: Setting, text: Text, features: Features, adapters: FrozenAda
     if setting.dtype != torch.float32 and changed > active:
         host["masters"] = changed - active
     if setting.streamed:
-        host |= reading(setting, "transformer", training.block_parameters, training.largest_tensor)
+        host |= reading(setting, "transformer", training.largest_streamed, training.largest_tensor)
     if config.model.quantization != "none":  # of one layer; a piece of it at a time is on its way to its packed form
         quantizing = texts | {"weights file": training.largest_tensor * item, "piece": PIECE * setting.dtype.itemsize}
         before = max(before, quantizing, key=lambda one: sum(one.values()))
-    reads = 2 * len(setting.streamed) * training.block_parameters * item
+    reads = 2 * training.streamed_values * item  # forward and backward
     plan = finish(
         setting, live, host, before, weights, read_bytes=steps * (group + reads), flops_forward=steps * forward,
         flops_backward=steps * backward,

@@ -16,7 +16,7 @@ from blockskip.adapters.frozen import FrozenAdapters
 from blockskip.families import Text
 from blockskip.loading.source import ModelSource
 from blockskip.loading.transformer import empty_transformer
-from blockskip.method.ahead import AheadOfBlocks, Outputs
+from blockskip.method.ahead import SHARED, AheadOfBlocks, Outputs
 from blockskip.method.layout import IMAGE, State
 from blockskip.method.skipping import run_block, run_head
 from blockskip.planner.around import CPU, finish, kernel, latent_shape, new, new_text, reading
@@ -29,9 +29,6 @@ from blockskip.planner.plan import PhasePlan
 from blockskip.planner.setting import Setting
 from blockskip.preview.denoise import velocity
 from blockskip.preview.draw import Drawing
-
-#: Different outputs of one module that are told apart, so that calls with equal ones share them (``AheadOfBlocks``).
-SHARED = 4
 
 
 @dataclass(frozen=True)
@@ -141,6 +138,7 @@ def denoising(setting: Setting, picture: Drawn, text: Text, texts: Mapping[str, 
         live.flops = 0
         if blocks:
             _streamed_step(setting, live, blocks, pairs, picture, inputs)
+            live.add_to_peaks(blocks.bytes_ahead, "weights")
         else:
             FrozenAdapters.of_pairs(pairs).attach(model)
             with kernel(setting):

@@ -37,7 +37,7 @@ INDEPENDENT = {
         "model.quantization", "model.stream_text_encoders", "lora.", "train.gradient_checkpointing",
         "train.stream_middle", "preview.",
     ),
-    "train": ("model.stream_text_encoders", "features.window", "features.disk", "preview."),
+    "train": ("model.stream_text_encoders", "features.window", "features.window_on", "features.disk", "preview."),
     "preview": (
         "size", "groups", "captions", "data.resolution", "model.quantization", "patches.",
         "train.gradient_checkpointing", "train.stream_middle", "features.",

@@ -73,6 +73,24 @@ class Drawing:
                 raise UserError(f"{section}{key} = {value} is no multiple of {stride}; take {near}.")
         return int(height), int(width)
 
+    def check(self, source: ModelSource, section: str = "") -> tuple[int, int]:
+        """``size``, of what the model can draw in these steps.
+
+        Raises:
+            UserError: of ``size``; or the sampler has no times for so few steps: one that stretches them until the last
+                has a certain noise level divides by zero where that is also the first.
+        """
+        height, width = self.size(source, section)
+        scheduler, steps, stride = source.load("scheduler"), self.sampler_steps(source), source.pixel_stride
+        with np.errstate(all="ignore"):
+            tokens = (height // stride) * (width // stride)
+            source.family.set_timesteps(scheduler, steps, tokens, torch.device("cpu"))
+        if not bool(torch.isfinite(scheduler.timesteps).all()):
+            key = f"{section}num_inference_steps"
+            key = key.replace("_", "-") if section == "--" else key
+            raise UserError(f"{key} = {steps} is too few for this model's sampler; take {steps + 1} or more.")
+        return height, width
+
     def sampler_steps(self, source: ModelSource) -> int:
         """How many steps the sampler takes."""
         call = source.settings.get("call", {})
@@ -96,6 +114,7 @@ def draw(
             numbers; the pictures of one seed stand together.
 
     Raises:
+        UserError: of ``Drawing.size``.
         RunError: the decoder gave values that are not finite.
     """
     family, config, call = source.family, source.config("transformer"), source.settings.get("call", {})

@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 
 from blockskip import __version__, builtin
-from blockskip.adapters.difference import DIFFERENCE, save_difference
+from blockskip.adapters.difference import save_difference
 from blockskip.adapters.files import DIFFERENCE_NAME, DIFFUSERS_KEY, FILE_NAME, lora_header, save_lora
 from blockskip.config import Config
 from blockskip.errors import RunError
+from blockskip.keys import DIFFERENCE
 from blockskip.loading.weights import Weights
 from blockskip.method.split import Split
 from blockskip.run.prepare import Prepared
@@ -24,6 +25,11 @@ OF_LORA = (DIFFUSERS_KEY, "ss_network_dim", "ss_network_alpha", "blockskip.freez
 def adapter_name(config: Config) -> str:
     """The name of a run's adapter file: LoRA, or with LISA changed weights."""
     return DIFFERENCE_NAME if config.train.lisa_blocks else FILE_NAME
+
+
+def adapter_kind(adapter: Path) -> str:
+    """What a run's adapter file holds, in words."""
+    return "Changed weights" if adapter.name == DIFFERENCE_NAME else "LoRA"
 
 
 def save_adapter(folder: Path, prepared: Prepared, base: str, state: Mapping[str, torch.Tensor]) -> Path:

@@ -72,12 +72,13 @@ def _candidates(prepared: Prepared, phase: str, plan: Plan | None, on_device: bo
         yield from _of_preview(prepared)
     if phase in ("encode text", "preview") and not config.model.stream_text_encoders:
         yield {"model.stream_text_encoders": True}
-    if phase == "precompute" and not on_device:  # the window waits in host memory
+    if phase == "precompute" and not on_device and config.features.window_on == "memory":
         now = size_in_bytes("features.window", config.features.window)
         used = plan.phases["precompute"].host.get("window of states", now) if plan else now
         smaller = [window for window in WINDOWS if size_in_bytes("", window) < min(now, used)]
         if smaller:
             yield {"features.window": smaller[0]}
+            yield {"features.window_on": "disk"}
     if phase == "train":
         yield from _of_training(prepared)
     if phase in ("encode pictures", "precompute", "train"):

@@ -22,11 +22,12 @@ from blockskip.memory import is_out_of_memory
 from blockskip.planner.fitting import config_of, given_keys
 from blockskip.planner.plan import Plan
 from blockskip.planner.request import make_request
-from blockskip.precision import check_dtype, resolve_device, resolve_dtype
+from blockskip.precision import check_dtype, denormals_flushed, resolve_device, resolve_dtype
 from blockskip.presets import unmeasured
 from blockskip.preview.draw import Drawing, draw
 from blockskip.progress import say
 from blockskip.run.job import RunResult, run
+from blockskip.run.large import check_drawing
 from blockskip.run.out_of_memory import drawing_failed
 from blockskip.run.prepare import prepare
 from blockskip.run.summary import write_run_report
@@ -70,6 +71,7 @@ def plan(config: Config | None = None, **settings: Any) -> Plan:
     return make_request(_config(config, settings, planned=True)).plan()
 
 
+@denormals_flushed()
 def generate(
     prompt: str | list[str] | tuple[str, ...],
     lora: str | Path | None = None,
@@ -88,7 +90,9 @@ def generate(
     device: str = "auto",
     dtype: str = "auto",
 ) -> list[Image.Image]:
-    """Pictures of prompts, drawn by the unchanged model with a LoRA.
+    """Pictures of prompts, drawn by the unchanged model with a LoRA; bit for bit those of the run's previews.
+
+    Its text length, and where it names one its dtype, are those of the run in ``lora``.
 
     Args:
         prompt: one prompt or several; the result holds all pictures of the first, then of the second, ...
@@ -108,12 +112,15 @@ def generate(
     prompts = (prompt,) if isinstance(prompt, str) else tuple(prompt)
     base, revision, adapters = None if model is None else str(model), None, []
     single = None if transformer is None else str(transformer)
+    text_length, dtypes = None, leaves()["model.dtype"][0].__args__
     if lora is not None:
         saved = _saved_settings(Path(lora).expanduser())
         if base is None:
-            base, revision = saved.get("path"), saved.get("revision")
-            single = single or saved.get("transformer")
-        adapters = list(saved.get("base_adapters", ()))
+            base, revision = saved.get("model.path"), saved.get("model.revision")
+            single = single or saved.get("model.transformer")
+        adapters = list(saved.get("model.base_adapters", ()))
+        text_length = length if type(length := saved.get("data.text_length")) is int and length > 0 else None
+        dtype = saved["model.dtype"] if dtype == "auto" and saved.get("model.dtype") in dtypes else dtype
     source = open_model(base or "builtin", revision, single)
     frozen = FrozenAdapters(adapters)
     given = FrozenAdapters([str(lora)] if lora is not None else [], lora_scale, "lora")
@@ -121,15 +128,16 @@ def generate(
     frozen.check(empty)
     given.check(empty, "lora")
     where = resolve_device(device, "device")
-    if dtype not in leaves()["model.dtype"][0].__args__:
+    if dtype not in dtypes:
         raise UserError(f'dtype = "{dtype}" is not one of auto, float32, bfloat16, float16.')
     check_dtype(resolve_dtype(dtype, where), where, "dtype")
     drawing = Drawing(
         prompts, tuple(seed + index for index in range(images)), height, width, num_inference_steps, guidance_scale,
-        None, stream, batch_size,
+        text_length, stream, batch_size,
     )  # fmt: skip
     encode = functools.partial(encode_prompts, stream=stream)
     meter, kind = Meter(where), resolve_dtype(dtype, where)
+    check_drawing(source, drawing, kind, where)
     try:
         with meter.phase("generate"):
             rows = draw(source, drawing, encode, kind, where, Both(frozen, given))
@@ -153,13 +161,17 @@ class Both:
 
 
 def _saved_settings(folder: Path) -> dict[str, Any]:
+    """Settings of the run that a LoRA lies in the folder of, by dotted keys; none where there is no such run."""
     for path in (folder / "config.toml", folder.parent / "config.toml", folder.parent.parent / "config.toml"):
         if path.is_file():
             try:
-                model = tomllib.loads(path.read_text(encoding="utf-8")).get("model")
+                tables = tomllib.loads(path.read_text(encoding="utf-8"))
             except (tomllib.TOMLDecodeError, UnicodeDecodeError):
                 return {}
-            return model if isinstance(model, dict) else {}
+            return {
+                f"{name}.{key}": value for name, table in tables.items() if isinstance(table, dict)
+                for key, value in table.items()
+            }  # fmt: skip
     return {}
 
 

@@ -1,17 +1,40 @@
-"""The output folder as a run finds it: empty, or with checkpoints of the same settings, from which it goes on."""
+"""The output folder as a run finds it: empty, or with checkpoints of the same settings, from which it goes on.
+
+While a run is in it, ``run.lock`` and ``run.pid`` lie there and keep other processes out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from blockskip.adapters.files import DIFFERENCE_NAME, FILE_NAME
 from blockskip.config import Config
 from blockskip.errors import UserError
+from blockskip.locks import Locked, locked
 from blockskip.progress import say
 from blockskip.settings import to_flat
 from blockskip.store.files import remove_stale_temporaries
 from blockskip.training.checkpoints import Checkpoint, latest_checkpoint
+
+
+@contextlib.contextmanager
+def only_run(output: Path) -> Iterator[None]:
+    """Keep other runs out of an output folder, which is there from now on.
+
+    Raises:
+        UserError: one is in it.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(locked(output / "run.lock"))
+        except Locked as error:
+            raise UserError(
+                f'"{output}" is in use: {error.holder} trains in it; wait for its end, or take another output folder.'
+            ) from None
+        yield
 
 
 def open_output(output: Path, fingerprint: Mapping[str, str], steps: int) -> Checkpoint | None:

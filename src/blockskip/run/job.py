@@ -17,7 +17,7 @@ from blockskip.encoding.text import store_prompts
 from blockskip.errors import OutOfMemory, RunError
 from blockskip.families import Text, stack_text
 from blockskip.features.precompute import FeaturesArgument, Input, features_key, precompute
-from blockskip.loading.streaming import reads_ahead, stream_blocks
+from blockskip.loading.streaming import stream_blocks
 from blockskip.loading.transformer import load_transformer
 from blockskip.loading.weights import Weights
 from blockskip.measure import Peaks, PhaseRecord
@@ -28,7 +28,7 @@ from blockskip.progress import Progress, progress, say
 from blockskip.report.content import Overrun
 from blockskip.run.adapter import adapter_name, save_adapter
 from blockskip.run.advice import advice
-from blockskip.run.folder import open_output
+from blockskip.run.folder import only_run, open_output
 from blockskip.run.out_of_memory import run_failed
 from blockskip.run.planned import budget_of, hold_memory, peaks_of, plan_run
 from blockskip.run.prepare import Prepared
@@ -83,11 +83,12 @@ def run(prepared: Prepared) -> RunResult:
     """Do a run, or what is left of it.
 
     Raises:
-        UserError: the output folder holds a run with other settings.
+        UserError: the output folder holds a run with other settings, or another process runs in it.
         RunError: the run cannot go on; checkpoints are whole.
         OutOfMemory: there is no memory left; checkpoints are whole.
     """
-    return _Job(prepared).run()
+    with only_run(prepared.output):
+        return _Job(prepared).run()
 
 
 class _Job:
@@ -249,20 +250,22 @@ class _Job:
         if prepared.disk_bytes is not None and (self._groups_on_disk() or 0) < len(self.feature_keys):
             wanted = set(keys)
             self.feature_store.delete([key for key in self.feature_keys if key not in wanted])
+        on_disk = self.config.features.window_on == "disk"
         with self.meter.phase("precompute"):
-            precompute(
+            waited = precompute(
                 self.source, prepared.stored, prepared.rule, keys, lambda place: self._input(groups[place]),
                 self.feature_store, window_bytes=prepared.window_bytes, dtype=prepared.dtype, device=prepared.device,
                 guidance=prepared.guidance, adapters=prepared.adapters, int8=self.config.features.dtype == "int8",
+                waiting_folder=self.cache / "waiting" if on_disk else None,
             )  # fmt: skip
-        self._count_disk()
+        self._count_disk(waited)
         self.records.save()
 
     def _cache_size(self) -> int:
         return sum(store.size() for store in (self.text_store, self.pixel_store, self.feature_store))
 
-    def _count_disk(self) -> None:
-        self.records.written(self._cache_size(), self._found, self.cache)
+    def _count_disk(self, waited: int = 0) -> None:
+        self.records.written(self._cache_size() + waited, self._found, self.cache)
 
     def _train(self, checkpoint: Checkpoint | None, until: int, bar: Progress) -> Checkpoint:
         prepared, lora = self.prepared, self.config.lora
@@ -270,8 +273,7 @@ class _Job:
         placed = (prepared.dtype, prepared.device, prepared.adapters)
         model = load_transformer(self.source, absent, *placed, self.config.model.quantization)
         if prepared.streamed:
-            prefetch = reads_ahead(prepared.device)
-            stream_blocks(model, self.source, prepared.streamed, *placed, prefetch=prefetch)
+            stream_blocks(model, self.source, prepared.streamed, *placed)
         stubbed = SkippedModel(model, self.source.family.layout, prepared.stored, prepared.rule)
         assert lora.lora_alpha is not None
         seed = derive_seed(self.config.train.seed, "adapter")

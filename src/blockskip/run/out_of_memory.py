@@ -15,13 +15,12 @@ from blockskip.loading.source import ModelSource
 from blockskip.measure import Meter, Peaks, PhaseRecord
 from blockskip.memory import asked_bytes, free_memory, let_go, process_limit
 from blockskip.planner.make import make_plan
-from blockskip.planner.plan import PhasePlan, Plan
-from blockskip.planner.setting import make_setting
+from blockskip.planner.plan import Plan
 from blockskip.preview.draw import Drawing
 from blockskip.run.advice import LAST, Try, tries
+from blockskip.run.large import plan_drawing
 from blockskip.run.planned import POOLS, budget_of, peaks_of, setting_of
 from blockskip.run.prepare import Prepared
-from blockskip.settings import from_flat
 from blockskip.training.checkpoints import latest_checkpoint
 from blockskip.units import size
 
@@ -70,7 +69,7 @@ def drawing_failed(
 
     def peak(values: Mapping[str, Any]) -> int:
         given = {name: value for name, value in values.items() if name != "dtype"}
-        plan = _plan_drawing(source, dataclasses.replace(drawing, **given), values.get("dtype", dtype), device)
+        plan = plan_drawing(source, dataclasses.replace(drawing, **given), values.get("dtype", dtype), device)
         return plan.device_peak_bytes if on_device else plan.host_peak_bytes
 
     figure: int | None = None
@@ -153,15 +152,3 @@ def _shown(options: list[T], peak: Callable[[T], int], before: int | None) -> li
 def _on_device(error: BaseException, device: torch.device) -> bool:
     """Whether it is the accelerator's own memory that ran out."""
     return device.type not in POOLS and not isinstance(error, (MemoryError, OSError)) and "CPU" not in str(error)
-
-
-def _plan_drawing(source: ModelSource, drawing: Drawing, dtype: torch.dtype, device: torch.device) -> PhasePlan:
-    values = {
-        "model.dtype": str(dtype).removeprefix("torch."), "model.stream_text_encoders": drawing.stream,
-        "data.text_length": drawing.text_length, "preview.prompts": list(drawing.prompts),
-        "preview.images": len(drawing.seeds), "preview.height": drawing.height, "preview.width": drawing.width,
-        "preview.num_inference_steps": drawing.steps, "preview.guidance_scale": drawing.guidance_scale,
-        "preview.batch_size": drawing.batch_size, "preview.stream": drawing.stream,
-    }  # fmt: skip
-    setting = make_setting(source, from_flat(values), torch.device(device.type), captions=len(drawing.prompts))
-    return make_plan(setting).phases["preview"]

@@ -35,7 +35,7 @@ from blockskip.loading.transformer import empty_transformer
 from blockskip.method.skipping import SkipRule
 from blockskip.method.split import Split
 from blockskip.precision import check_dtype, resolve_device, resolve_dtype
-from blockskip.preview.draw import Drawing
+from blockskip.run.large import check_previews
 from blockskip.settings import size_in_bytes, to_flat
 from blockskip.training.optimizer import check_optimizer
 
@@ -43,8 +43,8 @@ from blockskip.training.optimizer import check_optimizer
 MAY_CHANGE = {
     "output", "train.steps", "train.learning_rate", "train.lr_scheduler", "train.lr_warmup_steps", "train.weight_decay",
     "train.max_grad_norm", "train.checkpoint_every", "train.checkpoints_total_limit", "features.window",
-    "features.disk", "features.cache", "features.keep", "data.images", "data.class_images", "model.path",
-    "model.transformer", "model.base_adapters", "model.stream_text_encoders", "skip.rule",
+    "features.window_on", "features.disk", "features.cache", "features.keep", "data.images", "data.class_images",
+    "model.path", "model.transformer", "model.base_adapters", "model.stream_text_encoders", "skip.rule",
     "train.gradient_checkpointing", "train.stream_middle", "train.device",
 }  # fmt: skip
 
@@ -70,7 +70,7 @@ class Prepared:
     Args:
         config: with every default filled in.
         targets: full names of the layers that take LoRA.
-        window_bytes: memory for one precompute window.
+        window_bytes: of the states of one precompute window.
         disk_bytes: largest feature store; None is unlimited.
         split_source: who chose the split; None: it was scaled from the paper's splits of FLUX.1.
     """
@@ -191,7 +191,7 @@ def prepare(config: Config) -> Prepared:
     if adapters is not None:
         attempt(adapters.check, model)
     if config.preview.prompts:
-        attempt(Drawing((), height=config.preview.height, width=config.preview.width).size, source, "preview.")
+        attempt(check_previews, config, source, device or torch.device("cpu"))
     config = resolved(config, source, full, resolution, device or torch.device("cpu"))
     config = config if split is None else fixed_split(config, split)
     schedule = None

@@ -15,7 +15,8 @@ from blockskip.config import PreviewConfig
 from blockskip.encoding.text import encode_prompts
 from blockskip.keys import file_sha256, key
 from blockskip.measure import Meter
-from blockskip.preview.draw import Drawing, draw
+from blockskip.preview.draw import draw
+from blockskip.run.large import preview_drawing
 from blockskip.run.prepare import Prepared
 from blockskip.store.files import write_atomically
 
@@ -55,17 +56,7 @@ def previews(prepared: Prepared, lora: Path, step: int, meter: Meter) -> list[li
             return [[_open(path) for path in row] for row in files]
         except OSError:
             pass  # a picture was removed: draw again
-    drawing = Drawing(
-        preview.prompts,
-        tuple(preview.seed + number for number in range(preview.images)),
-        preview.height,
-        preview.width,
-        preview.num_inference_steps,
-        preview.guidance_scale,
-        prepared.text_length,
-        preview.stream,
-        preview.batch_size,
-    )
+    drawing = preview_drawing(config, prepared.text_length)
     with meter.phase("preview"):
         both = FrozenAdapters([*config.model.base_adapters, str(lora)])
         encode = functools.partial(encode_prompts, stream=config.model.stream_text_encoders)

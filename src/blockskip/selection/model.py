@@ -98,7 +98,7 @@ def open_for(request: Request) -> Model:
     device = resolve_device(request.device, "--device")
     source = open_model(request.model, request.revision, request.transformer)
     empty, layout = empty_transformer(source), source.family.layout
-    height, width = Drawing((), height=request.height, width=request.width).size(source, "--")
+    height, width = Drawing((), height=request.height, width=request.width, steps=request.steps).check(source, "--")
     parts = ("transformer", "vae", *(encoder for _, encoder in source.text_parts))
     identity = tuple(Weights(source.part_folder(part)).identity() for part in parts)
     tokenizers = tuple(files_identity(source.part_folder(part)) for part, _ in source.text_parts)

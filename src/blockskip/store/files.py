@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -40,15 +41,19 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def remove_stale_temporaries(folder: Path) -> None:
-    """Remove what ``write_atomically`` left in a folder when its process was killed.
+    """Remove what ``write_atomically`` and ``on_disk`` left in a folder when their process was killed.
 
-    Files of processes that still run are left alone (on Windows: files that are still open).
+    What belongs to processes that still run is left alone (on Windows: files that are still open).
     """
     for path in folder.iterdir():
         match = _TEMPORARY.fullmatch(path.name)
         if match and not _runs(int(match[1])):
             with contextlib.suppress(OSError):
-                path.unlink()
+                if path.is_dir():  # under another name first: Windows refuses that while a file inside is open
+                    path = path.rename(path.with_name(f".{match[1]}.{os.getpid()}-{uuid.uuid4().hex}.tmp"))
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
 
 
 def _attempt(path: Path, write: Callable[[Path], object]) -> None:
