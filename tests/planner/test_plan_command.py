@@ -153,6 +153,22 @@ def test_a_comparison_is_a_table_json_and_a_chart(
     assert not next(iter(plans.values()))["phases"]["precompute"]["used"]
 
 
+def test_a_comparison_says_what_its_plans_share_and_tells_none_twice(
+    flux_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["plan", "--model", str(flux_folder), "--resolution", "32", "--data.full-resolution", "32", "--compare"]
+    assert main([*options, "--train.gradient-checkpointing", "--train.stream-middle", "--skip.front", "5"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "bfloat16, with gradient checkpointing, LoRA" in out
+    assert "yours, streamed" in out
+    assert out.count("plain LoRA") == 3, "the heading, one column, the note"
+    assert main([*options, "--model.quantization", "nf4", "--json"]) == 0
+    plans = json.loads(capsys.readouterr().out)["plans"]
+    assert [name for name in plans if name.startswith("plain")] == ["plain LoRA, 32 px"]
+    assert main([*options, "--model.quantization", "nf4"]) == 0
+    assert "trained blocks in nf4, LoRA" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_split_that_nobody_measured_is_told(flux_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In the words of a run, in the text, in JSON and of a comparison; a split that was given needs no warning."""
     model = ["--model", str(flux_folder), *SMALL]
@@ -180,6 +196,7 @@ def test_seconds_follow_the_counted_work(flux_folder: Path, capsys: pytest.Captu
     plan = timing.timed(blockskip.plan(model=flux_folder, resolution=32, data__full_resolution=64), speed)
     assert plan.phases["precompute"].seconds == plan.phases["precompute"].flops / 100
     assert plan.phases["train"].seconds == plan.phases["train"].flops / 50
+    assert plan.phases["preview"].seconds == plan.phases["preview"].flops / 100, "of one picture, where none is drawn"
 
 
 @pytest.mark.parametrize(

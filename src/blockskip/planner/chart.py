@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from blockskip.errors import UserError
 from blockskip.planner.compare import Compared
 from blockskip.planner.counting import DEVICE_ROLES
-from blockskip.planner.text import ROLES, steps_of
+from blockskip.planner.text import ROLES, base_of, steps_of
 from blockskip.units import size
 
 GIB = 2**30
@@ -80,7 +80,8 @@ def _draw(rows: Sequence[Compared]) -> Figure:
         text.set_fontweight("bold" if row.chosen else "normal")
     axes.set_xlim(0, 1.27 * max(peaks))
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlabel("GiB on the device at the peak of a training step")
+    marked = "      * the setting asked for" if any(row.chosen for row in rows) else ""
+    axes.set_xlabel(f"GiB on the device at the peak of a training step{marked}")
     axes.grid(axis="x", color=LINE, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(length=0)
@@ -89,10 +90,9 @@ def _draw(rows: Sequence[Compared]) -> Figure:
     model = first.model.rpartition("/")[2]
     figure.text(0.025, 1 - 0.3 / height, f"What training a LoRA of {model} holds on the device", size=15,
                 weight="bold", va="center")  # fmt: skip
-    marked = "   * the setting asked for" if any(row.chosen for row in rows) else ""
     settings = first.settings
-    figure.text(0.025, 1 - 0.58 / height, f"planned for {first.device} in {first.dtype}, LoRA rank "
-                f"{settings['lora.rank']}, {steps_of(first)}{marked}", color=MUTED, va="center")  # fmt: skip
+    figure.text(0.025, 1 - 0.58 / height, f"planned for {first.device} in {base_of(first)}, LoRA rank "
+                f"{settings['lora.rank']}, {steps_of(first)}", color=MUTED, va="center")  # fmt: skip
     shown = [role for role in DEVICE_ROLES if any(row.plan.phases["train"].device[role] for row in rows)]
     handles = [Rectangle((0, 0), 1, 1, color=COLOURS[role], linewidth=0) for role in shown]
     figure.legend(handles, [ROLES[role] for role in shown], ncols=len(shown), frameon=False, loc="center left",

@@ -40,11 +40,12 @@ def compare(request: Request) -> list[Compared]:
         *((f"skip {ratio:.0%}, {resolution} px", _with(config, ratio, full, resolution)) for ratio in RATIOS),
     ]
     own, rows = request.plan(), []
-    for name, other in wanted:
+    for name, other in dict(wanted).items():  # where both resolutions are one, so is plain LoRA
         plan = make_request(other).plan()
         rows.append(Compared(name, plan, plan.split == own.split and plan.phases == own.phases))
     if not any(row.chosen for row in rows):
-        rows.append(Compared(f"yours: {own.skipped_blocks}/{own.num_blocks}, {resolution} px", own, True))
+        streamed = ", streamed" if own.settings["train.stream_middle"] else ""
+        rows.append(Compared(f"yours{streamed}: {own.skipped_blocks}/{own.num_blocks}, {resolution} px", own, True))
     return rows
 
 

@@ -62,7 +62,7 @@ def render_comparison(rows: Sequence[Compared]) -> str:
     """
     first = rows[0].plan
     lines = [
-        *wrapped(f"{first.model} on {first.device} in {first.dtype}, LoRA rank {first.settings['lora.rank']}, "
+        *wrapped(f"{first.model} on {first.device} in {base_of(first)}, LoRA rank {first.settings['lora.rank']}, "
                f"{steps_of(first)}: plain LoRA beside skipped blocks"), "",
     ]  # fmt: skip
     plans = [row.plan for row in rows]
@@ -90,6 +90,13 @@ def render_comparison(rows: Sequence[Compared]) -> str:
     return "\n".join([*lines, *(line for text in (*remarks, NOTE) for line in wrapped(text))]) + "\n"
 
 
+def base_of(plan: Plan) -> str:
+    """How the weights are kept, and whether activations are computed again."""
+    quantized, again = plan.settings["model.quantization"], plan.settings["train.gradient_checkpointing"]
+    base = plan.dtype if quantized == "none" else f"{plan.dtype}, trained blocks in {quantized}"
+    return f"{base}, with gradient checkpointing" if again else base
+
+
 def heading(plan: Plan) -> str:
     """What the plan is for, in a line or two."""
     settings, (front, tail) = plan.settings, plan.split
@@ -100,13 +107,11 @@ def heading(plan: Plan) -> str:
     skipped = "no block skipped"
     if front + tail or settings["skip.middle"]:
         skipped = f"{plan.skipped_blocks} of {plan.num_blocks} blocks skipped ({where})"
-    quantized = settings["model.quantization"]
-    base = plan.dtype if quantized == "none" else f"{plan.dtype}, trained blocks in {quantized}"
     trained = f"LoRA rank {settings['lora.rank']}"
     if settings["train.lisa_blocks"]:
         trained = f"LISA with {settings['train.lisa_blocks']} blocks at a time"
     return (
-        f"{plan.model} on {plan.device} in {base}: {settings['data.resolution']} px of "
+        f"{plan.model} on {plan.device} in {base_of(plan)}: {settings['data.resolution']} px of "
         f"{settings['data.full_resolution']}, {skipped}, {trained}, "
         f"{steps_of(plan)}"
     )

@@ -68,10 +68,10 @@ def measure(setting: Setting) -> Speed:
 
 
 def timed(plan: Plan, speed: Speed) -> Plan:
-    """The plan with seconds of precompute and training, from its counted work."""
+    """The plan with seconds of precompute, training and a preview, from their counted work."""
     phases = dict(plan.phases)
-    for name, rate in (("precompute", speed.forward), ("train", speed.training)):
-        if phases[name].used:
+    for name, rate in (("precompute", speed.forward), ("train", speed.training), ("preview", speed.forward)):
+        if phases[name].used or name == "preview":
             phases[name] = dataclasses.replace(phases[name], seconds=phases[name].flops / rate)
     remark = (
         f"Times are estimates: the counted work at the speed of single blocks with random weights on this machine "
