@@ -120,7 +120,7 @@ def test_a_model_without_positions_is_refused_before_it_is_loaded(
     assert code == 2
     told = capsys.readouterr().err
     assert told.count("patches.positions") == 1
-    assert "(flux, flux2, flux2_klein, chroma, hidream); sana is not" in told
+    assert "(flux, flux2, flux2_klein, chroma, hidream, longcat_image, ovis_image, bria); sana is not" in told
     assert not output.exists()
     with pytest.raises(UserError, match="sana is not"):
         blockskip.train(**sana_runs.settings(output=output, **PICTURE))
