@@ -27,7 +27,8 @@ CHANGES: dict[str, Any] = {
     "lora.rank": 4, "lora.targets": ["to_q"], "lora.freeze_a": True, "train.steps": 4, "train.batch_size": 2,
     "train.gradient_accumulation_steps": 1, "train.max_grad_norm": 0.0, "train.gradient_checkpointing": True,
     "train.stream_middle": True, "train.checkpoint_every": 1, "train.checkpoints_total_limit": 1, "features.pool": 1,
-    "features.window": "4KiB", "features.disk": "4KiB", "preview.prompts": ["a dog", "a cat"], "preview.images": 2,
+    "features.window": "4KiB", "features.window_on": "disk", "features.disk": "4KiB",
+    "preview.prompts": ["a dog", "a cat"], "preview.images": 2,
     "preview.num_inference_steps": 3, "preview.guidance_scale": 7.0, "preview.height": 64, "preview.width": 64,
     "preview.batch_size": 2, "preview.stream": True,
 }  # fmt: skip
