@@ -23,7 +23,8 @@ from blockskip.settings import from_flat
 
 SETTINGS: dict[str, Any] = {
     "model.dtype": "bfloat16", "skip.ratio": 0.5, "data.text_length": 128, "train.gradient_checkpointing": True,
-    "model.stream_text_encoders": True, "preview.stream": True, "preview.prompts": ["a photo"],
+    "model.stream_text_encoders": True, "model.read_ahead": False, "preview.stream": True,
+    "preview.prompts": ["a photo"],
 }  # fmt: skip
 WAYS: dict[str, dict[str, Any]] = {"NF4": {"model.quantization": "nf4"}, "streamed": {"train.stream_middle": True}}
 #: Pixels of training and preview, where they are not 256.

@@ -75,6 +75,7 @@ REASONS = {
     "model.dtype": "of the base",
     "model.quantization": "of the trained blocks, which would not fit as they are",
     "model.stream_text_encoders": "one layer at a time: the whole encoder would not fit",
+    "model.read_ahead": "blocks that visit the card come one at a time: a second one would not fit",
     "preview.guidance_scale": "the model is distilled",
     "preview.num_inference_steps": "the model is distilled",
     "preview.stream": "previews hold one block at a time, whatever the transformer's size",

@@ -65,6 +65,7 @@ _SANA = {
     "plain LoRA, 1024": Run(PLAIN | {"data.resolution": 1024}, ("encode pictures", "train")),
     "plain LoRA, 512": Run(PLAIN | {"data.resolution": 512, "data.full_resolution": 512}, ("train",)),
     "50%, 512": Run(_HALF | _drawn(512)),
+    "50%, 512, tail streamed": Run(_HALF | {"skip.tail_mode": "stream"}, ("precompute", "train")),
     "50%, 512, int8": Run(_HALF | {"model.quantization": "int8"}, ("train",)),
     "50%, 512, NF4": Run(_HALF | {"model.quantization": "nf4"}, ("train",)),
     "50%, 512, preview at 1024": Run(_HALF | _drawn(1024), ("preview",)),

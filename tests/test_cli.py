@@ -143,6 +143,9 @@ BAD: dict[str, tuple[Change, list[str]]] = {
     "sizes": (option("--resolution", "72"), ["data.resolution = 72", "larger than data.full_resolution = 64"]),
     "window": (option("--features.window", "lots"), ['features.window = "lots" is not a size']),
     "disk": (option("--features.disk", "0GiB"), ['features.disk = "0GiB" is not a size']),
+    "no unit": (option("--memory", "8"), ['memory.device = "8" has no unit', '"8GiB"']),
+    "below zero": (option("--memory", "-1GiB"), ['memory.device = "-1GiB" is not a size', '"8GiB"']),
+    "window below zero": (option("--features.window", "-.5GiB"), ['features.window = "-.5GiB" is not a size']),
     "device": (option("--device", "gpu"), ['train.device = "gpu" is not a device']),
     "mps": (option("--device", "mps"), ["train.device", "no Apple GPU"]),
     "class prompt": (

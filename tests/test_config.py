@@ -162,7 +162,7 @@ def test_a_config_cannot_be_changed_behind_ones_back() -> None:
 @pytest.mark.parametrize(
     ("text", "size"),
     [
-        ("512MiB", 512 * 2**20), ("8GiB", 8 * 2**30), ("8GB", 8 * 10**9), ("1e9", 10**9), ("1.5 KiB", 1536), ("7", 7),
+        ("512MiB", 512 * 2**20), ("8GiB", 8 * 2**30), ("8GB", 8 * 10**9), ("1e9B", 10**9), ("1.5 KiB", 1536),
         ("2tib", 2**41), ("100b", 100), (" 1kB ", 1000),
     ],
 )  # fmt: skip
@@ -170,7 +170,13 @@ def test_sizes(text: str, size: int) -> None:
     assert size_in_bytes("features.disk", text) == size
 
 
-@pytest.mark.parametrize("text", ["", "lots", "8 Gigs", "-1GiB", "0", "inf", "nan", "1e30", "GiB", "1,5GiB"])
+@pytest.mark.parametrize("text", ["", "lots", "8 Gigs", "-1GiB", "0", "inf", "nan", "1e30", "1e30B", "GiB", "1,5GiB"])
 def test_bad_sizes(text: str) -> None:
     with pytest.raises(UserError, match=r"features\.disk = .* is not a size; write for example"):
         size_in_bytes("features.disk", text)
+
+
+@pytest.mark.parametrize("text", ["7", "1e9", " 8 "])
+def test_a_number_without_a_unit_is_no_size(text: str) -> None:
+    with pytest.raises(UserError, match=rf'^memory\.device = "{text}" has no unit; write for example "512MiB"'):
+        size_in_bytes("memory.device", text)

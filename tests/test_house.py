@@ -28,7 +28,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "encoding features training preview",
         "loading adapters data store evaluation",
         "families",
-        "config settings presets errors keys locks seeds precision measure progress memory units waiting",
+        "config settings options presets errors keys locks seeds precision measure progress memory units waiting",
         "method builtin",
     )
 )

@@ -6,8 +6,6 @@ import argparse
 import difflib
 import os
 import sys
-import types
-import typing
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +13,8 @@ from typing import Any, NoReturn
 
 from blockskip import __version__
 from blockskip.errors import OutOfMemory, RunError, UserError
-from blockskip.presets.cards import read_preset
-from blockskip.settings import SHORT, from_flat, leaves, read_toml
+from blockskip.options import add_settings, given_values, joined_sizes
+from blockskip.settings import from_flat
 
 #: Settings of which ``plan --table`` takes several values.
 SEVERAL = ("model.path", "memory.device")
@@ -28,7 +26,22 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code: 0 done, 1 the run cannot go on, 2 bad input, 3 out of memory."""
+    """Run one command; returns its exit code: 0 done, 1 the run cannot go on, 2 bad input, 3 out of memory.
+
+    Where nobody reads on what is printed (``| head -1``), the code is that of a program which the system ends for it.
+    """
+    try:
+        try:
+            return _told(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to print goes nowhere
+        return 128 + 13
+
+
+def _told(arguments: Sequence[str] | None) -> int:
+    """Run one command, with what goes wrong told in sentences."""
     _quiet_libraries()
     try:
         with warnings.catch_warnings():
@@ -45,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nblockskip: stopped; the same command goes on from the last checkpoint.", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        raise
     except (MemoryError, RuntimeError, OSError) as error:
         from blockskip.memory import is_out_of_memory
 
@@ -71,6 +86,9 @@ def _run(arguments: list[str]) -> int:
     _add_job(verbs, "select", "find out which blocks of a model can be skipped")
     _add_job(verbs, "benchmark", "compare the method with plain LoRA and with its own parts")
     _add_job(verbs, "demo", "personalise the built-in model with a subject it has never seen")
+    arguments, problems = joined_sizes(arguments)
+    if problems:
+        raise UserError(problems)
     known, unknown = parser.parse_known_args(arguments)
     if unknown:
         names = [text.partition("=")[0] for text in unknown if text.startswith("-")] or unknown[:1]
@@ -95,7 +113,7 @@ def _add_train(verbs: Any) -> None:
         "           [--output FOLDER] ...",
     )  # fmt: skip
     parser.set_defaults(call=_train)
-    _add_settings(parser)
+    add_settings(parser)
 
 
 def _add_plan(verbs: Any) -> None:
@@ -125,43 +143,7 @@ def _add_plan(verbs: Any) -> None:
     parser.add_argument(
         "--measure", action="store_true", help="time single blocks on this machine, and estimate seconds from them"
     )
-    _add_settings(parser, several=SEVERAL)
-
-
-def _add_settings(parser: argparse.ArgumentParser, several: Sequence[str] = ()) -> None:
-    """--config, and every key of a run as an option; of the keys in ``several`` more than one value may be given."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
-    parser.add_argument(
-        "--preset", metavar="NAME", help="settings for a model and a card, flux/8gb or sana/cpu (blockskip families)"
-    )
-    common = parser.add_argument_group("in short")
-    keys = leaves()
-    for short, name in SHORT.items():
-        option = f"--{short}"
-        hint, item = keys[name]
-        also = f" (the same as --{name.replace('_', '-')})" if "." in name else ""
-        help = item.metadata["help"].replace("%", "%%") + also
-        more: dict[str, Any] = {"nargs": "+", "action": "extend"} if name in several else {}
-        common.add_argument(option, dest=name, default=argparse.SUPPRESS, metavar=_kind(hint), help=help, **more)
-    group: Any = parser
-    for name, (hint, item) in keys.items():
-        section = name.partition(".")[0]
-        if "." not in name:
-            continue
-        if not isinstance(group, argparse._ArgumentGroup) or group.title != f"[{section}]":
-            group = parser.add_argument_group(f"[{section}]")
-        option = f"--{name.replace('_', '-')}"
-        text = item.metadata["help"].replace("%", "%%")
-        shown = f"{text} (default: {item.default})" if item.default not in (None, "", ()) else text
-        settings: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": shown}
-        if hint is bool:
-            group.add_argument(option, action=argparse.BooleanOptionalAction, **settings)
-        elif typing.get_origin(hint) is tuple:
-            group.add_argument(option, nargs="*", metavar="TEXT", **settings)
-        elif name in several:
-            group.add_argument(option, nargs="+", action="extend", metavar=_kind(hint), **settings)
-        else:
-            group.add_argument(option, metavar=_kind(hint), **settings)
+    add_settings(parser, several=SEVERAL)
 
 
 def _add_generate(verbs: Any) -> None:
@@ -213,29 +195,19 @@ def _add_job(verbs: Any, verb: str, help: str) -> None:
 
 
 def _train(given: argparse.Namespace) -> int:
-    from_flat(values := _values(given))  # wrong settings are told before the libraries are imported
+    values, origins = given_values(given)
+    from_flat(values)  # wrong settings are told before the libraries are imported
     from blockskip.run import adapter_kind, configured, train
 
-    result = train(configured(values))
+    result = train(configured(values, origins=origins))
     print(f"{adapter_kind(result.adapter)}: {result.adapter}\nReport: {result.output / 'report.html'}")
     return 0
-
-
-def _values(given: argparse.Namespace) -> dict[str, Any]:
-    """The preset's settings, over them the file's, and over both the options."""
-    values: dict[str, Any] = read_preset(given.preset) if given.preset else {}
-    values |= read_toml(given.config) if given.config else {}
-    hints = leaves()
-    for name, value in vars(given).items():
-        if name in hints:
-            values[name] = _typed(name, value, hints[name][0])
-    return values
 
 
 def _plan(given: argparse.Namespace) -> int:
     if given.chart is not None and not given.compare:
         raise UserError("--chart draws the comparison; give --compare as well.")
-    values = _values(given)
+    values, origins = given_values(given)
     lists = {name: text if isinstance(text := values.pop(name, []), list) else [text] for name in SEVERAL}
     if given.table:
         return _table(given, values, lists)
@@ -250,7 +222,7 @@ def _plan(given: argparse.Namespace) -> int:
     from blockskip.planner import command
     from blockskip.run import configured
 
-    config = configured(values, planned=True)
+    config = configured(values, planned=True, origins=origins)
     print(command.plan(config, compare=given.compare, chart=given.chart, measure=given.measure, as_json=given.json))
     return 0
 
@@ -263,7 +235,6 @@ def _table(given: argparse.Namespace, values: dict[str, Any], lists: dict[str, l
         raise UserError("--table is printed as Markdown or as JSON; give one of --markdown and --json.")
     if str(values.pop("train.device", "auto")).partition(":")[0] not in ("auto", "cuda"):
         raise UserError("train.device: --table is of CUDA cards; leave out --device.")
-    from_flat(values)
     from blockskip.planner import command
 
     models, cards = lists["model.path"], lists["memory.device"]
@@ -298,36 +269,6 @@ def _generate(given: argparse.Namespace) -> int:
         picture.save(path)
         print(path)
     return 0
-
-
-def _typed(name: str, value: Any, hint: Any) -> Any:
-    """A command-line text as the type of its key; what does not fit is left to the check of the config."""
-    if not isinstance(value, str):
-        return value
-    needed = _without_none(hint)
-    if needed is not hint and (not value or (needed is not str and value.lower() == "none")):
-        return None
-    hint = needed
-    if hint in (int, float):
-        try:
-            return hint(value)
-        except ValueError:
-            return value
-    return value
-
-
-def _without_none(hint: Any) -> Any:
-    """``X`` of ``X | None``; any other type as it is."""
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        return next(item for item in typing.get_args(hint) if item is not type(None))
-    return hint
-
-
-def _kind(hint: Any) -> str:
-    hint = _without_none(hint)
-    if typing.get_origin(hint) is typing.Literal:
-        return "{" + ",".join(str(item) for item in typing.get_args(hint)) + "}"
-    return {int: "N", float: "X", str: "TEXT"}.get(hint, "VALUE")
 
 
 def _show_warning(message: Warning | str, category: type[Warning], file: str, line: int, *_: Any) -> None:

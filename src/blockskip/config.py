@@ -28,6 +28,9 @@ class ModelConfig:
     )
     base_adapters: tuple[str, ...] = option((), "LoRA files that belong to the frozen base and are not in the output")
     stream_text_encoders: bool = option(False, "hold one layer of a text encoder in memory at a time")
+    read_ahead: bool = option(
+        True, "copy the next of the blocks that visit a GPU one by one while one computes: two are in its memory"
+    )
 
 
 @dataclass(frozen=True)

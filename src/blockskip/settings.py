@@ -8,6 +8,7 @@ import math
 import tomllib
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -22,6 +23,12 @@ SHORT = {
     "model": "model.path", "images": "data.images", "prompt": "data.prompt", "output": "output", "steps": "train.steps",
     "resolution": "data.resolution", "skip": "skip.ratio", "rank": "lora.rank", "seed": "train.seed",
     "device": "train.device", "memory": "memory.device", "host-memory": "memory.host", "disk": "memory.disk",
+}  # fmt: skip
+#: Keys whose values are sizes.
+SIZES = ("features.window", "features.disk", "memory.device", "memory.host", "memory.disk")
+#: Bytes by their names.
+UNITS = {
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "b": 1,
 }  # fmt: skip
 
 
@@ -58,7 +65,7 @@ def from_flat(values: dict[str, Any]) -> Config:
         section, _, leaf = name.rpartition(".")
         tree.setdefault(section, {})[leaf] = checked
     if problems:
-        raise UserError(problems)
+        raise UserError(problems + wrong_sizes(values))
     sections = {
         name: typing.cast(Any, hint)(**tree.get(name, {}))
         for name, hint in typing.get_type_hints(Config).items()
@@ -112,36 +119,34 @@ def to_toml(config: Config) -> str:
 
 
 def size_in_bytes(name: str, text: str) -> int:
-    """Bytes from a size such as ``512MiB``, ``8GiB``, ``8GB`` or ``1e9``.
+    """Bytes from a size such as ``512MiB``, ``8GiB``, ``8GB`` or ``1e9B``.
 
     Raises:
-        UserError: the text is no size; the sentence names the key.
+        UserError: the text is no size, or has no unit; the sentence names the key.
     """
-    units = {
-        "kib": 2**10,
-        "mib": 2**20,
-        "gib": 2**30,
-        "tib": 2**40,
-        "kb": 1e3,
-        "mb": 1e6,
-        "gb": 1e9,
-        "tb": 1e12,
-        "b": 1,
-    }
     lowered = text.strip().lower()
-    for unit, factor in units.items():
-        if lowered.endswith(unit):
-            lowered, scale = lowered[: -len(unit)], factor
-            break
-    else:
-        scale = 1
+    unit = next((unit for unit in UNITS if lowered.endswith(unit)), "")
     try:
-        amount = float(lowered) * scale
+        amount = float(lowered.removesuffix(unit)) * UNITS.get(unit, 1)
         if not 0 < amount < 1e18:
             raise ValueError
     except ValueError:
         raise UserError(f'{name} = "{text}" is not a size; write for example "512MiB" or "8GiB".') from None
+    if not unit:
+        raise UserError(f'{name} = "{text}" has no unit; write for example "512MiB" or "8GiB".')
     return int(amount)
+
+
+def wrong_sizes(values: Mapping[str, Any]) -> list[str]:
+    """A sentence for each of the ``SIZES`` among dotted keys that is none."""
+    problems: list[str] = []
+    for name in SIZES:
+        if isinstance(text := values.get(name), str) and text:
+            try:
+                size_in_bytes(name, text)
+            except UserError as error:
+                problems += error.problems
+    return problems
 
 
 def _nearest(name: str, known: list[str]) -> str:

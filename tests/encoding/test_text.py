@@ -1,6 +1,7 @@
 """Prompts: what is stored is what the model's own pipeline makes of them, whatever they are encoded with."""
 
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 
 from blockskip.encoding.text import encode_prompts, store_prompts, text_keys
 from blockskip.families import Text
-from blockskip.loading.encoders import StreamedEncoder
+from blockskip.loading.ahead import Expecting
+from blockskip.loading.encoders import StreamedEncoder, layer_names, stored_layers
 from blockskip.loading.source import ModelSource, open_model
+from blockskip.loading.weights import Weights
 from blockskip.store.groups import GroupStore
 from tests.families.groups import distance
 from tests.tiny_families import TINY
@@ -77,6 +80,27 @@ def test_streamed_encoders_give_the_same_bits(
     assert all(map(equal, encode_prompts(source, PROMPTS[:1], LENGTH, dtype, CPU, True), expected[:1]))
     assert len(read) >= 2 * len(source.text_parts)  # layers
     assert len(several) == 2 * len(read)  # these prompts are too many to go together at once
+
+
+def test_the_files_tensors_of_each_layer_are_found(source: ModelSource) -> None:
+    """Whatever the files call them: what is fetched before a layer's turn is that layer, and all of it."""
+    for _, part in source.text_parts:
+        whole, files = source.load(part, torch.float32), Weights(source.part_folder(part))
+        layers = layer_names(whole)
+        stored = stored_layers(layers, files.files)
+        for layer in layers:
+            expected = Counter(value.numpy().tobytes() for value in whole.get_submodule(layer).state_dict().values())
+            found = Counter(value.numpy().tobytes() for value in files.read(stored[layer]).values())
+            assert found == expected, (part, layer)
+        assert len({name for names in stored.values() for name in names}) == sum(map(len, stored.values())) > 0
+
+
+def test_the_next_layer_is_asked_for_while_one_is_used(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(Expecting, "soon", lambda _, names: asked.append(list(names)))
+    encode_prompts(source, PROMPTS[:1], LENGTH, torch.float32, CPU, True)
+    assert len(asked) >= len(source.text_parts)
+    assert all(asked)
 
 
 def test_what_is_streamed_is_stored_under_the_same_key(source: ModelSource, tmp_path: Path) -> None:

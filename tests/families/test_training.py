@@ -39,8 +39,8 @@ from tests.method.bases import first
 from tests.tiny_families import TINY
 
 FRONT = Split(2, 0)  # exact: what is drawn is what was trained
-CAPTIONS = ["dog", "a small red fox on a chair by the sea, drawn in ink"]
-LENGTH = 80
+CAPTIONS = ["dog", " ".join(["a small red fox on a chair by the sea, drawn in ink,"] * 24)[:-1]]
+LENGTH = 400
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -107,6 +107,24 @@ def test_captions_of_one_and_of_many_words_train_together_as_alone(source: Model
     mean = (alone[0] + alone[1]) / 2
     assert abs(together - mean) < 1e-6 * mean
     assert abs(swapped - mean) > 1e-4 * mean
+
+
+def test_of_a_text_as_long_as_its_prompt_no_padding_is_stored(
+    qwen_image: ModelSource, lumina2: ModelSource, z_image: ModelSource, longcat_image: ModelSource
+) -> None:
+    """Not in the text's tensors, and not in the features, whose text stream or joint stream has its tokens alone."""
+    for source, step in ((qwen_image, 1), (lumina2, 1), (z_image, 32)):  # Z-Image's model fills up to so many itself
+        short, long = encode_prompts(source, ["dog", "a dog in the snow, by the sea"], LENGTH, torch.float32, CPU)
+        full, tokens = transformer(source), []
+        for text in (short, long):
+            batch = captioned(source, [text], [0], Split(2, 1), full)
+            tokens.append(sum(value.shape[1] for name, value in batch.features.items() if name.startswith("front.")))
+        counts = [text["prompt_embeds"].shape[1] for text in (short, long)]
+        assert 1 <= counts[0] < counts[1] < LENGTH
+        filled = [-(-count // step) * step for count in counts]
+        assert tokens[1] - tokens[0] == filled[1] - filled[0] > 0
+    padded = encode_prompts(longcat_image, CAPTIONS, LENGTH, torch.float32, CPU)
+    assert len({text["prompt_embeds"].shape[1] for text in padded}) == 1  # its image reads the padding
 
 
 def test_tokens_that_are_only_padding_do_not_matter(sana: ModelSource, qwen_image: ModelSource) -> None:

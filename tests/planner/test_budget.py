@@ -114,10 +114,34 @@ def test_a_change_that_helps_nothing_is_not_made() -> None:
     assert found.in_the_way == ("preview.height", "preview.width")
 
 
-def test_the_split_in_blocks_holds_the_ratio_too() -> None:
-    found = fitted(Budget(device=1), skip__front=2, skip__tail=1)
-    assert found.config.skip.ratio == Config().skip.ratio
-    assert "skip.ratio" in found.in_the_way
+@pytest.mark.parametrize(
+    ("given", "blamed"),
+    [
+        ({"skip.front": 2, "skip.tail": 1}, ("skip.front", "skip.tail")),
+        ({"skip.middle": 2, "skip.ratio": 0.5}, ("skip.middle",)),
+        ({"skip.ratio": 0.0, "train.lisa_blocks": 1}, ("train.lisa_blocks",)),
+        ({"train.lisa_blocks": 1, "data.text_length": 512}, ("data.text_length", "train.lisa_blocks")),
+    ],
+)
+def test_what_leaves_a_setting_no_choice_is_in_the_way_and_not_the_setting(
+    given: dict[str, int], blamed: tuple[str, ...]
+) -> None:
+    found = fitted(Budget(device=1), **given)
+    assert found.config.skip.ratio == given.get("skip.ratio", Config().skip.ratio)
+    assert found.in_the_way == blamed
+    assert f"These settings of yours were left as they are and stand in the way: {', '.join(blamed)}." in refused(
+        found, Budget(device=1)
+    )
+
+
+def test_a_refusal_says_whose_the_settings_are_that_stand_in_the_way() -> None:
+    found = fitted(Budget(device=1), skip__front=2, data__text_length=512, data__resolution=512, skip__tail=1)
+    origins = {"data.text_length": "of a preset", "skip.tail": 'in "run.toml"', "output": "of nobody"}
+    assert refused(found, Budget(device=1), origins)[-3:] == [
+        "These settings of a preset were left as they are and stand in the way: data.text_length.",
+        "These settings of yours were left as they are and stand in the way: data.resolution, skip.front.",
+        'These settings in "run.toml" were left as they are and stand in the way: skip.tail.',
+    ]
 
 
 def test_captions_hold_the_text_length() -> None:
@@ -166,6 +190,33 @@ def test_half_a_resolution_is_one_that_every_model_takes() -> None:
     assert {step.values["data.resolution"] for step in _ladder(halved, 128) if "data.resolution" in step.values} == {
         512
     }
+
+
+@pytest.mark.parametrize("phase", ["precompute", "preview", "train"])
+def test_reading_ahead_ends_where_a_second_block_does_not_fit(phase: str) -> None:
+    """And goes on where a later change made room for it."""
+
+    def second_block(config: Config) -> Plan:
+        own = plan(config)
+        visits = {"precompute": True, "preview": config.preview.stream, "train": config.train.stream_middle}[phase]
+        one = own.phases[phase]
+        more = dataclasses.replace(
+            one, device_peak_bytes=one.device_peak_bytes + 9 * (config.model.read_ahead and visits)
+        )
+        return dataclasses.replace(own, phases=own.phases | {phase: more})
+
+    values = {"data.text_length": 64, "data.resolution": 256, "preview.prompts": ["a"], "preview.height": 256}
+    values |= {"model.quantization": "none", "skip.ratio": 0.5}
+    config = from_flat(values)
+    found = {size: fit(config, {*values}, Budget(device=size), second_block, 20) for size in range(20, 130)}
+    fits = {size: as_options(one) for size, one in found.items() if not one.misses}
+    without = {size for size, options in fits.items() if options.get("model.read_ahead") is False}
+    smallest = min(fits)
+    assert smallest in without
+    assert without <= set(range(smallest, smallest + 9))
+    held = fit(config, {*values, "model.read_ahead"}, Budget(device=smallest), second_block, 20)
+    assert held.misses
+    assert "model.read_ahead" in held.in_the_way
 
 
 def test_a_run_on_a_cpu_counts_all_memory_as_one(flux_folder: Path) -> None:

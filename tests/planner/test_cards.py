@@ -16,7 +16,8 @@ from blockskip.planner.named import named_models
 GIB = 2**30
 SETTINGS = {
     "data.resolution": 512, "data.text_length": 128, "model.dtype": "bfloat16", "model.quantization": "nf4",
-    "model.stream_text_encoders": True, "train.gradient_checkpointing": True, "train.stream_middle": False,
+    "model.stream_text_encoders": True, "model.read_ahead": True,
+    "train.gradient_checkpointing": True, "train.stream_middle": False,
 }  # fmt: skip
 
 
@@ -26,12 +27,12 @@ def row(card: float, model: str = "owner/a-model_1024px_diffusers", **others: ob
     )  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("text", "found"), [("8", 8), ("8GB", 8), ("8 GiB", 8), ("10.5gb", 10.5)])
+@pytest.mark.parametrize(("text", "found"), [("8GB", 8), ("8 GiB", 8), ("10.5gb", 10.5)])
 def test_the_memory_of_a_card_is_told_in_gib_whatever_it_is_called(text: str, found: float) -> None:
     assert card_memory(text) == found
 
 
-@pytest.mark.parametrize("text", ["", "lots", "1GB", "-8", "8MiB", "nan"])
+@pytest.mark.parametrize("text", ["", "lots", "1GB", "-8", "8", "8MiB", "nan"])
 def test_what_is_no_card_is_refused(text: str) -> None:
     with pytest.raises(UserError, match=r"memory\.device"):
         card_memory(text)
@@ -73,6 +74,21 @@ def test_cards_with_equal_settings_share_a_row_and_what_does_not_fit_is_told() -
     assert max(map(len, lines)) <= 100
 
 
+def test_cards_that_nobody_sells_have_no_line_of_names() -> None:
+    for text in (render_text([row(2, fits=False)]), render_markdown([row(2, fits=False)])):
+        assert [line for line in text.splitlines() if line.strip(" .") == ""] == [""], "but for the one below the table"
+        assert "2 GB" in text and "2 GB:" not in text
+
+
+def test_all_that_is_wrong_with_a_table_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    bad = ["--memory", "8", "lots", "--disk", "9", "--model", "nowhere", "builtin", "neither"]
+    assert main(["plan", "--table", *bad]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 5
+    for fragment in ('"8"', '"lots"', 'memory.disk = "9"', '"nowhere"', '"neither"'):
+        assert sum(fragment in sentence for sentence in told) == 1, fragment
+
+
 def test_names_are_short() -> None:
     assert short_name("Efficient-Large-Model/Sana_600M_1024px_diffusers") == "Sana_600M"
     assert short_name("stabilityai/stable-diffusion-3-medium-diffusers") == "stable-diffusion-3-medium"
@@ -80,7 +96,7 @@ def test_names_are_short() -> None:
 
 
 def test_the_command_has_three_forms(guided_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["plan", "--table", "--model", str(guided_folder), "--memory", "8GB", "--memory", "12", "--steps", "2",
+    options = ["plan", "--table", "--model", str(guided_folder), "--memory", "8GB", "--memory", "12GB", "--steps", "2",
                "--resolution", "32", "--data.full-resolution", "64"]  # fmt: skip
     assert main([*options, "--json"]) == 0
     rows = from_json(json.loads(capsys.readouterr().out))
@@ -98,6 +114,10 @@ def test_the_command_has_three_forms(guided_folder: Path, capsys: pytest.Capture
         (["--table", "--markdown", "--json"], ["--markdown", "--json"]),
         (["--table", "--device", "cpu"], ["train.device", "CUDA"]),
         (["--table", "--memory", "lots"], ['memory.device = "lots"', "8GB"]),
+        (["--table", "--memory", "8"], ['memory.device = "8" has no unit', "8GB"]),
+        (["--table", "--memory", "12GB", "8", "GB"], ["--memory 8 GB are two words", "--memory 8GB or", '"8 GB"']),
+        (["--table", "--memory", "-8GB"], ['memory.device = "-8GB" is not the memory of a card']),
+        (["--table", "--disk", "9"], ['memory.disk = "9" has no unit']),
         (["--table", "--model", "nowhere"], ["nowhere"]),
         (["--markdown"], ["--markdown", "--table"]),
         (["--model", "one", "two"], ["model.path", "one, two", "--table"]),

@@ -10,7 +10,7 @@ import torch
 from blockskip.features.precompute import Input, precompute
 from blockskip.loading.source import ModelSource
 from blockskip.loading.weights import Weights
-from blockskip.planner import encoding, phases
+from blockskip.planner import encoding, phases, previews
 from blockskip.planner.around import bytes_of
 from blockskip.planner.counting import LiveBytes
 from blockskip.planner.parts import empty_part, module_bytes
@@ -192,15 +192,22 @@ def test_streamed_blocks_are_read_at_their_own_sizes(
     assert phases.train(setting, text, features).plan.host["weights file"] == max(read)
 
 
-def test_on_cuda_a_second_block_is_read_ahead(flux: ModelSource) -> None:
-    """A streamed middle takes one block more where the next one is copied beside the computation."""
-    config = from_flat({"train.stream_middle": True, "model.dtype": "float32", "skip.front": 2, "skip.tail": 1})
-    peaks, block = {}, 0
-    for device in ("cpu", "cuda"):
-        setting = make_setting(flux, config, torch.device(device))
+def test_on_cuda_a_second_block_is_read_ahead(flux: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever visits takes one block more where the next one is copied beside the computation, unless told not to."""
+    values = {"train.stream_middle": True, "model.dtype": "float32", "skip.front": 2, "skip.tail": 1}
+    values |= {"preview.stream": True, "preview.prompts": ["a"], "preview.height": 64, "preview.width": 64}
+    peaks, denoising, drawn = {}, previews.denoising, list[PhasePlan]()
+    monkeypatch.setattr(previews, "denoising", lambda *given: drawn.append(denoising(*given)) or drawn[-1])
+    for device, ahead in (("cpu", True), ("cpu", False), ("cuda", True), ("cuda", False)):
+        setting = make_setting(flux, from_flat(values | {"model.read_ahead": ahead}), torch.device(device))
         _, text = encoding.encode_text(setting)
-        _, features = phases.precompute(setting, text)
-        peaks[device] = phases.train(setting, text, features).plan.device["weights"]
-        model = empty_part(flux, "transformer", torch.float32)
-        block = max(module_bytes(one) for one in flux.family.layout.blocks(model)[2:-1])
-    assert peaks["cuda"] - peaks["cpu"] == block
+        before, features = phases.precompute(setting, text)
+        previews.preview(setting, *encoding.text_encoders(setting))
+        peaks[device, ahead] = {
+            "precompute": before.device["weights"], "preview": drawn[-1].device["weights"],
+            "train": phases.train(setting, text, features).plan.device["weights"],
+        }  # fmt: skip
+    sizes = [module_bytes(one) for one in flux.family.layout.blocks(empty_part(flux, "transformer", torch.float32))]
+    second = {"precompute": max(sizes), "preview": max(sizes), "train": max(sizes[2:-1])}
+    assert peaks["cpu", True] == peaks["cpu", False] == peaks["cuda", False]
+    assert {phase: peaks["cuda", True][phase] - value for phase, value in peaks["cpu", True].items()} == second

@@ -54,6 +54,22 @@ def test_nothing_that_is_set_is_advised(flux_runs: Runs, tmp_path: Path) -> None
     assert advice(run, None, "train") == f"--skip 0.5 (in another output folder) or {LAST[0]}"
 
 
+def test_a_second_block_on_a_device_of_its_own_is_given_up(
+    flux_runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = flux_runs.prepared(tmp_path, train__stream_middle=True, preview__stream=True)
+    alone = "--no-model.read-ahead"
+    assert not any(alone in options(run, phase, on_device=True) for phase in ("precompute", "train", "preview"))
+    monkeypatch.setattr("blockskip.run.advice.reads_ahead", lambda device: True)
+    for phase in ("precompute", "train", "preview"):
+        assert alone in options(run, phase, on_device=True)
+        assert alone not in options(run, phase)
+    resident = flux_runs.prepared(tmp_path / "resident", train__stream_middle=False, preview__stream=False)
+    assert not any(alone in options(resident, phase, on_device=True) for phase in ("train", "preview"))
+    off = flux_runs.prepared(tmp_path / "off", model__read_ahead=False)
+    assert alone not in options(off, "precompute", on_device=True)
+
+
 def test_quantised_blocks_may_be_streamed_elsewhere(flux_runs: Runs, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     run = flux_runs.prepared(tmp_path, model__quantization="int8", skip__front=1, skip__tail=1)
@@ -85,4 +101,5 @@ def test_options_are_those_of_the_command_line() -> None:
     assert as_option("skip.ratio", 0.5) == "--skip 0.5"
     assert as_option("train.gradient_checkpointing", True) == "--train.gradient-checkpointing"
     assert as_option("preview.num_inference_steps", 4) == "--preview.num-inference-steps 4"
+    assert as_option("model.read_ahead", False) == "--no-model.read-ahead"
     assert str(Try({"features.window": "64MiB"})) == "--features.window 64MiB"

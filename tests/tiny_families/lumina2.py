@@ -36,7 +36,7 @@ def make_lumina2(folder: Path, *, layers: int = 6, seed: int = 0) -> Path:
         num_kv_heads=1,
         multiple_of=16,
         axes_dim_rope=(4, 6, 6),
-        axes_lens=(128, 64, 64),
+        axes_lens=(512, 64, 64),
         cap_feat_dim=24,
     )
     vae, gemma = kl_autoencoder(levels=4), gemma_encoder(tokenizer, 24)

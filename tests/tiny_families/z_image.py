@@ -34,7 +34,7 @@ def make_z_image(folder: Path, *, layers: int = 8, seed: int = 0) -> Path:
         n_kv_heads=2,
         cap_feat_dim=WIDTH,
         axes_dims=[4, 6, 6],
-        axes_lens=[160, 64, 64],
+        axes_lens=[512, 64, 64],
     )
     encoder = Qwen3Model(
         Qwen3Config(

@@ -94,6 +94,7 @@ def precompute(
     adapters: Adapters | None = None,
     int8: bool = False,
     waiting_folder: Path | None = None,
+    read_ahead: bool = True,
 ) -> int:
     """Store the features of every group that the store lacks; returns the bytes of the files of waiting states.
 
@@ -103,6 +104,7 @@ def precompute(
         window_bytes: of the states, front features and inputs of spans of the groups that advance together.
         int8: store a byte a value; the first group's relative error is told.
         waiting_folder: where the window waits, but for one group; default: in memory.
+        read_ahead: whether the next block is copied to a device of its own while one computes.
 
     Raises:
         RunError: a disk is full, or a file cannot be written.
@@ -113,7 +115,7 @@ def precompute(
     place: AbstractContextManager[Waiting] = nullcontext(InMemory(HOST))
     if waiting_folder is not None:
         place = on_disk(waiting_folder)
-    transformer = StreamedTransformer(source, dtype, device, adapters)
+    transformer = StreamedTransformer(source, dtype, device, adapters, read_ahead=read_ahead)
     num_blocks = transformer.num_blocks
     stop = split.passes
     done = 0

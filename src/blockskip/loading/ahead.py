@@ -1,12 +1,14 @@
 """Weights of blocks that are read one at a time, fetched by a thread before their turn.
 
 a device of its own    the next block is copied there while one computes: two blocks are in its memory
-device and host one    the next block's part of the file is brought into the system's cache: no memory of ours
+device and host one    the next block's part of the file is brought into the system's cache: no memory of ours;
+                       so it is with ``model.read_ahead`` off, on any device
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -16,8 +18,11 @@ import torch
 from blockskip.loading.weights import Weights
 
 Tensors = dict[str, torch.Tensor]
-#: Bytes that are read at a time where the system takes no advice about files.
-PIECE = 2**20
+#: Bytes that are asked for at a time: Linux fetches of one request no more than it would read ahead by itself, which
+#: is 128 KiB unless someone raised it.
+PIECE = 2**17
+#: Bytes between two tensors in a file that are fetched with them.
+GAP = 2**17
 #: The block that comes after another one; None: that was the last.
 Following = Callable[[int], int | None]
 
@@ -38,15 +43,15 @@ class BlockWeights:
 
     def __init__(self, weights: Weights, names: Sequence[str], dtype: torch.dtype, device: torch.device) -> None:
         self.device = device
-        self._weights, self._names, self._dtype = weights, names, dtype
+        self.weights, self._names, self._dtype = weights, names, dtype
 
     def __call__(self, index: int) -> Tensors:
         """The tensors of block ``index``, by their names inside it."""
-        return self._weights.inside(self._names[index], self._dtype, self.device)
+        return self.weights.inside(self._names[index], self._dtype, self.device)
 
-    def expect(self, index: int) -> None:
-        """Bring block ``index`` into the system's cache of files."""
-        expect(self._weights, self._weights.under(self._names[index]))
+    def stored(self, index: int) -> list[str]:
+        """The tensors of block ``index``, by their names in the files."""
+        return self.weights.under(self._names[index])
 
 
 def expect(weights: Weights, names: Sequence[str]) -> None:
@@ -55,29 +60,49 @@ def expect(weights: Weights, names: Sequence[str]) -> None:
         for file, spans in weights.places(names).items():
             with file.open("rb", buffering=0) as stream:
                 for begin, end in _joined(spans):
-                    if hasattr(os, "posix_fadvise"):
-                        os.posix_fadvise(stream.fileno(), begin, end - begin, os.POSIX_FADV_WILLNEED)
-                        continue
-                    stream.seek(begin)
-                    piece = bytearray(PIECE)
-                    while begin < end and (count := stream.readinto(piece)):
-                        begin += count
+                    for place in range(begin, end, PIECE):
+                        _ask(stream, place, min(PIECE, end - place))
+
+
+def _ask(stream: io.FileIO, place: int, count: int) -> None:
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(stream.fileno(), place, count, os.POSIX_FADV_WILLNEED)
+    else:
+        stream.seek(place)
+        stream.read(count)
 
 
 def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Spans in their order, those that are next to each other as one."""
     found: list[tuple[int, int]] = []
     for begin, end in spans:
-        if found and begin - found[-1][1] < PIECE:
+        if found and begin - found[-1][1] < GAP:
             found[-1] = found[-1][0], end
         else:
             found.append((begin, end))
     return found
 
 
-def reading_ahead(blocks: BlockWeights, following: Following) -> Callable[[int], Tensors]:
-    """What gives blocks by their numbers, while a thread fetches the one that follows."""
-    if reads_ahead(blocks.device):
+class Expecting:
+    """A thread that brings tensors into the system's cache of files, a few names at a time."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights, self._thread = weights, ThreadPoolExecutor(1, "blockskip-read-ahead")
+        self._asked: Future[None] | None = None
+
+    def soon(self, names: Sequence[str]) -> None:
+        """Begin with these, unless it is still busy: a slow disk gets no queue."""
+        if self._asked is None or self._asked.done():
+            self._asked = self._thread.submit(expect, self._weights, names)
+
+
+def reading_ahead(blocks: BlockWeights, following: Following, copied: bool = True) -> Callable[[int], Tensors]:
+    """What gives blocks by their numbers, while a thread fetches the one that follows.
+
+    Args:
+        copied: whether it may be a second block in the memory of a device of its own (``model.read_ahead``).
+    """
+    if copied and reads_ahead(blocks.device):
         return ReadAhead(blocks, following, blocks.device)
     return ExpectAhead(blocks, following)
 
@@ -110,15 +135,13 @@ class ExpectAhead:
     """Gives blocks in any order; a thread asks the system to fetch the one that follows."""
 
     def __init__(self, blocks: BlockWeights, following: Following) -> None:
-        self._blocks, self._following = blocks, following
-        self._thread = ThreadPoolExecutor(1, "blockskip-read-ahead")
-        self._asked: Future[None] | None = None
+        self._blocks, self._following, self._expecting = blocks, following, Expecting(blocks.weights)
 
     def __call__(self, index: int) -> Tensors:
         """The tensors of block ``index``."""
         tensors, following = self._blocks(index), self._following(index)
-        if following is not None and (self._asked is None or self._asked.done()):  # a slow disk gets no queue
-            self._asked = self._thread.submit(self._blocks.expect, following)
+        if following is not None:
+            self._expecting.soon(self._blocks.stored(following))
         return tensors
 
 

@@ -13,11 +13,12 @@ through memory while loading when the dtype is not the stored one, and reads eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from typing import Any, TypeVar
 
 import torch
@@ -26,7 +27,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from blockskip.errors import UserError
-from blockskip.loading.ahead import expect
+from blockskip.loading.ahead import Expecting
 from blockskip.loading.source import ModelSource
 from blockskip.loading.turns import Turns
 from blockskip.loading.weights import Weights
@@ -53,6 +54,35 @@ def _lists(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module
             yield prefix + name, child
         else:
             yield from _lists(child, f"{prefix}{name}.")
+
+
+def stored_layers(layers: Sequence[str], stored: Collection[str]) -> dict[str, list[str]]:
+    """The tensors of each layer by their names in the files, which may call a list of layers otherwise.
+
+        language_model.layers.3 of the model  ->  model.layers.3.* | language_model.model.layers.3.* of the files
+
+    A list is the one of the files that has the longest end of its name, and of such the most parts of it.
+
+    Args:
+        layers: full names in the model (``layer_names``).
+        stored: names of the tensors in the files.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for name in stored:
+        if match := re.match(r"(.+?)\.(\d+)\.", name):
+            found.setdefault((match[1], match[2]), []).append(name)
+
+    def alike(list_name: str, other: str) -> tuple[int, int]:
+        parts, others = list_name.split("."), other.split(".")
+        pairs = zip(reversed(parts), reversed(others), strict=False)
+        return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs))), len({*parts} & {*others})
+
+    named: dict[str, list[str]] = {}
+    for layer in layers:
+        list_name, _, number = layer.rpartition(".")
+        same = max((other for other, _ in found), key=partial(alike, list_name), default="")
+        named[layer] = found.get((same, number), [])
+    return named
 
 
 @dataclass
@@ -116,8 +146,8 @@ class StreamedEncoder:
         for layers, left_out in loaded.lists:
             layers.extend(left_out)
         self.model.requires_grad_(False).eval()
-        self._turns, self._layers = Turns(), layer_names(self.model)
-        self._files, self._thread = Weights(self._folder), ThreadPoolExecutor(1, "blockskip-read-ahead")
+        self._turns, self._layers, files = Turns(), layer_names(self.model), Weights(self._folder)
+        self._stored, self._expecting = stored_layers(self._layers, files.files), Expecting(files)
         for name in self._layers:
             self.model.get_submodule(name).register_forward_pre_hook(partial(self._before, name))
 
@@ -148,10 +178,8 @@ class StreamedEncoder:
         finally:
             hook.remove()
         self._held = name
-        following = self._layers[self._layers.index(name) + 1 :][:1]  # files may name it inside a base model
-        self._thread.submit(
-            expect, self._files, [key for key in self._files.files for one in following if f".{one}." in f".{key}"]
-        )
+        for following in self._layers[self._layers.index(name) + 1 :][:1]:
+            self._expecting.soon(self._stored[following])
         self.model.get_submodule(name).to(self._device).requires_grad_(False)
 
     def _drop(self) -> None:

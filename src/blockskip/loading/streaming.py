@@ -22,6 +22,8 @@ def stream_blocks(
     dtype: torch.dtype,
     device: torch.device,
     adapters: Adapters | None = None,
+    *,
+    read_ahead: bool = True,
 ) -> None:
     """Put streamed blocks, frozen and in eval mode, where stubs stand in a transformer.
 
@@ -29,6 +31,7 @@ def stream_blocks(
         indices: of the blocks, ascending.
         dtype: of their floating-point weights while they are in memory.
         adapters: frozen adapters to attach to their layers; these stay in memory.
+        read_ahead: whether the next block is copied to a device of its own while one computes.
 
     Raises:
         UserError: the model's files lack a tensor of these blocks.
@@ -45,4 +48,4 @@ def stream_blocks(
             adapters.attach(block, names[index], device)
 
     blocks_of = BlockWeights(weights, names, dtype, device)
-    install_streamed(model, layout, blocks, reading_ahead(blocks_of, BackAndForth(indices)))
+    install_streamed(model, layout, blocks, reading_ahead(blocks_of, BackAndForth(indices), read_ahead))

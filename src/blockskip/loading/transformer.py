@@ -85,16 +85,18 @@ class StreamedTransformer:
 
     Args:
         model: every block is a stub, except while ``block`` holds one.
+        read_ahead: whether ``run`` copies the next block to a device of its own while one computes.
     """
 
     def __init__(
-        self, source: ModelSource, dtype: torch.dtype, device: torch.device, adapters: Adapters | None = None
-    ) -> None:
+        self, source: ModelSource, dtype: torch.dtype, device: torch.device, adapters: Adapters | None = None,
+        *, read_ahead: bool = True,
+    ) -> None:  # fmt: skip
         self.layout = source.family.layout
         self.model, self._empty = _load(source, None, dtype, device, adapters)
         self._names = self.layout.names(self.model)
         self._blocks = BlockWeights(Weights(source.part_folder("transformer")), self._names, dtype, device)
-        self._device, self._adapters = device, adapters
+        self._device, self._adapters, self._read_ahead = device, adapters, read_ahead
 
     @property
     def num_blocks(self) -> int:
@@ -146,7 +148,8 @@ class StreamedTransformer:
         waiting = InMemory(keep) if waiting is None else waiting
         ahead = AheadOfBlocks(self.model, self.layout, keep, share=isinstance(waiting, InMemory))
         count = self.num_blocks if stop is None else stop
-        read = reading_ahead(self._blocks, lambda index: index + 1 if index + 1 < count else None)
+        following = lambda index: index + 1 if index + 1 < count else None  # noqa: E731
+        read = reading_ahead(self._blocks, following, self._read_ahead)
         for index in range(count):
             with self.block(index, read):
                 for call, inputs in enumerate(calls):

@@ -2,7 +2,9 @@
 
 What costs no quality comes first, then what costs little, then the skip ratio, then time:
 
-    preview.stream, preview size                   the preview alone
+    preview.stream                                 the preview alone, for the time to read the blocks
+    model.read_ahead                               a second block on the device, for waiting until one is there
+    preview size                                   the preview alone
     model.stream_text_encoders                     text, for the time to read the layers
     features.window                                host memory, for reading the weights more often
     features.window_on                             host memory, for disk space and its reading and writing
@@ -20,7 +22,7 @@ needless. A key that the user set stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +106,7 @@ class Fitted:
         plan: of that config.
         choices: the changes in their order.
         misses: what is over the budget even so; empty when it fits.
-        in_the_way: keys the user set that would otherwise have been changed.
+        in_the_way: keys the user set without which more would have been changed.
         untried: why changes could not even be planned, one sentence each.
         began: the skip ratio that it began with, where that is not the default.
     """
@@ -138,11 +140,8 @@ def fit(
         plan: counts a config; ``make_plan`` of its setting.
         longest_caption: tokens below which the text length is not cut.
     """
-    if {"skip.front", "skip.tail", "skip.middle"} & set(fixed):
-        fixed = {*fixed, "skip.ratio"}
-    if config.train.lisa_blocks:
-        fixed = {*fixed, "skip.ratio", "model.quantization", "train.stream_middle"}
-    began = FIRST_RATIO if "skip.ratio" not in fixed and budget.device is not None else None
+    held_by = _held_by(config, fixed)
+    began = FIRST_RATIO if "skip.ratio" not in held_by and budget.device is not None else None
     if began is not None:
         config = _with(config, {"skip.ratio": began})
     start, now = config, plan(config)
@@ -157,9 +156,9 @@ def fit(
         values = {key: value for key, value in step.values.items() if flat[key] != value}
         if not values or ("model.quantization" in values and config.train.stream_middle):
             continue  # it is so already, or would end what needs less
-        held = [key for key in values if key in fixed]
+        held = [key for key in values if key in held_by]
         if held:
-            in_the_way |= dict.fromkeys(held)
+            in_the_way |= dict.fromkeys(own for key in held for own in held_by[key])
             continue
         changed = _with(config, values)
         try:
@@ -177,6 +176,16 @@ def fit(
     misses = tuple(budget.misses(now))
     way = tuple(in_the_way) if misses else ()
     return Fitted(config, now, tuple(choices), misses, way, tuple(untried), began)
+
+
+def _held_by(config: Config, fixed: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """The keys that must stay, each with what the user set that holds it: itself, or what leaves it no choice."""
+    found = {key: (key,) for key in fixed}
+    if split := tuple(key for key in ("skip.front", "skip.tail", "skip.middle") if key in fixed):
+        found["skip.ratio"] = split
+    if config.train.lisa_blocks:
+        found |= dict.fromkeys(("skip.ratio", "model.quantization", "train.stream_middle"), ("train.lisa_blocks",))
+    return found
 
 
 def _smaller(after: Plan, now: Plan, budget: Budget, step: _Step) -> bool:
@@ -203,6 +212,7 @@ def _undone(
         "model.quantization",
         "data.text_length",
         "train.gradient_checkpointing",
+        "model.read_ahead",
     ):
         if any(choice.key == key for choice in choices):
             without = _with(config, {key: first[key]})
@@ -218,7 +228,9 @@ def _ladder(plan: Plan, longest_caption: int) -> Iterator[_Step]:
     training, preview = frozenset({"train", "save"}), frozenset({"preview"})
     everything = frozenset({"encode pictures", "precompute", "train"})
     length, resolution = int(plan.settings["data.text_length"]), int(plan.settings["data.resolution"])
+    alone = {"model.read_ahead": False}
     yield _Step({"preview.stream": True}, preview)
+    yield _Step(alone, preview | {"precompute"})
     for side in (2 * resolution, resolution):
         if side < (plan.settings["preview.height"] or plan.settings["data.full_resolution"]):
             yield _Step({"preview.stream": True, "preview.height": side, "preview.width": side}, preview)
@@ -243,6 +255,7 @@ def _ladder(plan: Plan, longest_caption: int) -> Iterator[_Step]:
     for ratio in RATIOS:
         yield _Step({"skip.ratio": ratio}, training)
     yield _Step({"train.stream_middle": True, "model.quantization": "none"}, training)
+    yield _Step(alone, training)
 
 
 def _with(config: Config, values: dict[str, Any]) -> Config:
@@ -266,16 +279,22 @@ def _untried(fitted: Fitted) -> list[str]:
     return [f"Not tried: {sentence}" for sentence in fitted.untried]
 
 
-def refused(fitted: Fitted, budget: Budget) -> list[str]:
-    """Why nothing fits: the smallest that would, and the user's own settings that stand in the way."""
+def refused(fitted: Fitted, budget: Budget, origins: Mapping[str, str] | None = None) -> list[str]:
+    """Why nothing fits: the smallest that would, and the user's own settings that stand in the way.
+
+    Args:
+        origins: whose the keys are that the user did not give himself: ``of the preset flux/8gb``.
+    """
     smallest = f"the smallest plan takes {size(fitted.plan.device_peak_bytes)} of device memory"
     smallest += f" and {size(fitted.plan.host_peak_bytes)} of host memory"
     if budget.disk is not None:
         smallest += f", and writes {size(fitted.plan.disk_bytes)}"
     problems = [f"The budget is too small: {'; '.join(fitted.misses)}. Of what was tried, {smallest}."]
     problems += _untried(fitted)
-    if fitted.in_the_way:
-        problems.append(
-            f"These settings of yours were left as they are and stand in the way: {', '.join(fitted.in_the_way)}."
-        )
-    return problems
+    whose: dict[str, list[str]] = {}
+    for key in fitted.in_the_way:
+        whose.setdefault((origins or {}).get(key, "of yours"), []).append(key)
+    return problems + [
+        f"These settings {origin} were left as they are and stand in the way: {', '.join(keys)}."
+        for origin, keys in whose.items()
+    ]

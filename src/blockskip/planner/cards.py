@@ -25,7 +25,7 @@ RESERVED = 2**30
 #: The settings that are shown of a fitted run.
 SHOWN = (
     "data.resolution", "data.text_length", "model.dtype", "model.quantization", "model.stream_text_encoders",
-    "train.gradient_checkpointing", "train.stream_middle",
+    "model.read_ahead", "train.gradient_checkpointing", "train.stream_middle",
 )  # fmt: skip
 
 
@@ -55,20 +55,21 @@ class Row:
 
 
 def card_memory(text: str) -> float:
-    """GB of a card from ``8``, ``8GB`` or ``8GiB``, which are all the same.
+    """GB of a card from ``8GB`` or ``8GiB``, which are the same.
 
     Raises:
-        UserError: the text is no size, or no more than what is reserved.
+        UserError: the text is no size, has no unit, or is no more than what is reserved.
     """
-    amount = text.strip().lower()
-    for unit in ("gib", "gb"):
-        amount = amount.removesuffix(unit).rstrip()
+    lowered = text.strip().lower()
+    amount = lowered.removesuffix("gib").removesuffix("gb")
     try:
         found = float(amount)
     except ValueError:
         found = 0.0
     if not RESERVED / 2**30 < found < 1e6:
         raise UserError(f'memory.device = "{text}" is not the memory of a card; write for example "8GB".')
+    if amount == lowered:
+        raise UserError(f'memory.device = "{text}" has no unit; write for example "8GB".')
     return found
 
 

@@ -39,7 +39,7 @@ def render_markdown(rows: Sequence[Row]) -> str:
     for model, group in itertools.groupby(rows, key=lambda row: row.model):
         for number, cells in enumerate(_cells(list(group))):
             lines.append(f"| {short_name(model) if not number else ''} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", _names(rows), NOTE])
+    return "\n".join([*lines, "", *filter(None, [_names(rows)]), NOTE])
 
 
 def short_name(model: str) -> str:
@@ -71,5 +71,6 @@ def _figures(row: Row) -> tuple[str, ...]:
 
 
 def _names(rows: Sequence[Row]) -> str:
-    cards = sorted({row.card for row in rows})
-    return "; ".join(f"{card:g} GB: {CARDS[int(card)]}" for card in cards if card in CARDS) + "."
+    """Usual cards of these sizes, in a sentence; empty where none are known."""
+    known = [card for card in sorted({row.card for row in rows}) if card in CARDS]
+    return "; ".join(f"{card:g} GB: {CARDS[int(card)]}" for card in known) + ("." if known else "")

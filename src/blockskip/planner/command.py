@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from blockskip.config import Config
+from blockskip.errors import UserError
 from blockskip.planner import timing
 from blockskip.planner.cards import CARDS, card_memory, fitted_cards
 from blockskip.planner.cards import as_json as cards_json
@@ -19,6 +20,7 @@ from blockskip.planner.named import named_models
 from blockskip.planner.request import make_request
 from blockskip.planner.text import render_comparison, render_plan
 from blockskip.progress import progress
+from blockskip.settings import from_flat
 
 
 def plan(
@@ -73,10 +75,22 @@ def table(
         markdown: a Markdown table.
 
     Raises:
-        UserError: something that was given cannot be used.
+        UserError: everything that was given and cannot be used.
     """
-    sizes = [card_memory(card) for card in cards] or list(CARDS)
-    models = models or named_models()
+    sizes, problems = list[float](), list[str]()
+    for card in cards:
+        try:
+            sizes.append(card_memory(card))
+        except UserError as error:
+            problems += error.problems
+    for model in models or named_models()[:1]:
+        try:
+            make_request(from_flat({**values, "model.path": model, "train.device": "cuda"}))
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(dict.fromkeys(problems))
+    sizes, models = sizes or list(CARDS), models or named_models()
     with progress(len(models) * len(sizes), "Plans") as bar:
         rows = fitted_cards(values, models, sizes, lambda model: bar.advance(1, short_name(model)))
     if as_json:

@@ -45,7 +45,7 @@ class FakeBlocks:
         #: Values of the largest tensor of a block, which is read at a time.
         self.largest_tensor = max(value.numel() for block in self.empty.values() for value in block.parameters())
         #: Of the block that is read while another one computes.
-        self.bytes_ahead = max(map(module_bytes, self.empty.values())) if reads_ahead(setting.device) else 0
+        self.bytes_ahead = max(map(module_bytes, self.empty.values())) if _two(setting) else 0
         self._live = live
 
     def fill(self) -> None:
@@ -113,7 +113,7 @@ class FakeTraining:
         self.streamed_values, self.largest_streamed = sum(sizes), max(sizes, default=0)
         for index in {*setting.resident, *streamed}:
             run_like(blocks[index], setting.device)
-        ahead = bool(streamed) and reads_ahead(setting.device)
+        ahead = bool(streamed) and _two(setting)
         #: Of the block that is read while another one computes.
         self.bytes_ahead = max(map(module_bytes, streamed.values())) if ahead else 0
         install_streamed(model, layout, streamed, self._read)
@@ -214,6 +214,11 @@ def _of_master(master: nn.Parameter, live: LiveBytes, reached: set[int]) -> Call
         reached.add(id(master))
 
     return given
+
+
+def _two(setting: Setting) -> bool:
+    """Whether a second block is in the device's memory."""
+    return setting.config.model.read_ahead and reads_ahead(setting.device)
 
 
 def _shapes(block: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:

@@ -13,24 +13,26 @@ from blockskip.data.pictures import read_pictures
 from blockskip.errors import UserError
 from blockskip.planner.budget import Budget, Fitted, describe, fit, refused
 from blockskip.planner.request import make_request, planned_device
-from blockskip.settings import from_flat, size_in_bytes, to_flat
-from blockskip.units import size
-
-#: Bytes below which no budget is meant: a unit was left out.
-SMALLEST = 2**20
+from blockskip.settings import from_flat, size_in_bytes, to_flat, wrong_sizes
 
 
-def config_of(values: Mapping[str, Any], device: torch.device | None = None) -> tuple[Config, list[str]]:
+def config_of(
+    values: Mapping[str, Any], device: torch.device | None = None, origins: Mapping[str, str] | None = None
+) -> tuple[Config, list[str]]:
     """The config of dotted keys, fitted if they name a budget, and what was chosen for it, a line each.
 
     Args:
         values: what the user set; these keys stay as they are.
         device: where the run will be; None: where a plan is made for.
+        origins: whose the keys are that the user did not give himself, as ``refused`` tells them.
 
     Raises:
-        UserError: a value cannot be used, or nothing fits.
+        UserError: a value cannot be used, or nothing fits. Of sizes that are none it is told with all else that is
+            wrong, by what uses the config, which is not fitted then.
     """
     config = from_flat(dict(values))
+    if wrong_sizes(values):
+        return config, []
     sizes = {
         name: size_in_bytes(f"memory.{name}", text)
         for name in ("device", "host", "disk")
@@ -38,11 +40,6 @@ def config_of(values: Mapping[str, Any], device: torch.device | None = None) -> 
     }
     if not sizes:
         return config, []
-    if small := [name for name, amount in sizes.items() if amount < SMALLEST]:
-        raise UserError([
-            f'memory.{name} = "{getattr(config.memory, name)}" is {size(sizes[name])}; give it with its unit, "8GiB".'
-            for name in small
-        ])  # fmt: skip
     device = device or planned_device(config.train.device)
     budget = Budget(**sizes)
     if device.type in ("cpu", "mps"):  # one memory: the smaller figure bounds it
@@ -50,7 +47,7 @@ def config_of(values: Mapping[str, Any], device: torch.device | None = None) -> 
         budget = replace(budget, device=None, host=min(bounds, default=None))
     found = fit_config(config, set(values), budget, device)
     if found.misses:
-        raise UserError(refused(found, budget))
+        raise UserError(refused(found, budget, origins))
     return found.config, describe(found)
 
 

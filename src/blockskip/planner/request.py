@@ -22,7 +22,7 @@ from blockskip.planner.plan import Plan
 from blockskip.planner.setting import CAPTIONS, Setting, make_setting
 from blockskip.precision import resolve_device
 from blockskip.presets import unmeasured
-from blockskip.settings import size_in_bytes
+from blockskip.settings import to_flat, wrong_sizes
 from blockskip.training.optimizer import check_optimizer
 
 
@@ -90,9 +90,7 @@ def make_request(config: Config) -> Request:
     device = attempt(planned_device, config.train.device)
     attempt(check_quantization, config.model.quantization)
     attempt(check_optimizer, config.train.optimizer, device or torch.device("cpu"))
-    for name, size in (("window", config.features.window), ("disk", config.features.disk)):
-        if size:
-            attempt(size_in_bytes, f"features.{name}", size)
+    problems += wrong_sizes(to_flat(config))
     opened = attempt(open_for_plan, config.model.path, config.model.revision, config.model.transformer)
     if opened is None or device is None:
         raise UserError(problems)
@@ -115,6 +113,10 @@ def make_request(config: Config) -> Request:
         remarks = (*remarks, "Planned for CUDA; --device cpu or mps plans for those.")
     if device.type in ("cpu", "mps"):
         remarks = (*remarks, "Device and host are one memory here: host memory includes what is on the device.")
+    budget = config.memory
+    if (budget.device or budget.host or budget.disk) and not pictures and setting.text_length < source.text_length:
+        text = f"Text is cut to {setting.text_length} tokens: without pictures, captions are taken to be that short."
+        remarks = (*remarks, text)
     if setting.split_source is None:
         blocks = source.family.layout.counts(empty_transformer(source))
         remarks = (*remarks, unmeasured(setting.split, source.family.name, blocks))

@@ -26,16 +26,18 @@ WITHOUT_WEIGHT = (
 #: Settings, or sections with a dot, that a phase does not depend on.
 INDEPENDENT = {
     "encode text": (
-        "size", "groups", "captions", "data.resolution", "data.full_resolution", "model.quantization", "patches.",
-        "skip.", "lora.", "train.", "features.", "preview.",
+        "size", "groups", "captions", "data.resolution", "data.full_resolution", "model.quantization",
+        "model.read_ahead", "patches.", "skip.", "lora.", "train.", "features.", "preview.",
     ),
     "encode pictures": (
-        "captions", "data.text_length", "model.quantization", "model.stream_text_encoders", "skip.", "lora.",
+        "captions", "data.text_length", "model.quantization", "model.stream_text_encoders", "model.read_ahead",
+        "skip.", "lora.",
         "train.gradient_checkpointing", "train.stream_middle", "features.", "preview.",
     ),
     "precompute": (
         "model.quantization", "model.stream_text_encoders", "lora.", "train.gradient_checkpointing",
-        "train.stream_middle", "preview.",
+        "train.stream_middle", "preview.seed", "preview.images", "preview.num_inference_steps",
+        "preview.guidance_scale", "preview.height", "preview.width", "preview.batch_size", "preview.stream",
     ),
     "train": ("model.stream_text_encoders", "features.window", "features.window_on", "features.disk", "preview."),
     "preview": (

@@ -43,6 +43,7 @@ class Drawing:
         text_length: text tokens; None takes the model's own.
         stream: load one block at a time.
         batch_size: pictures that go through the transformer together.
+        read_ahead: with ``stream`` on a device of its own, copy the next block there while one computes.
     """
 
     prompts: tuple[str, ...]
@@ -54,6 +55,7 @@ class Drawing:
     text_length: int | None = None
     stream: bool = False
     batch_size: int = 1
+    read_ahead: bool = True
 
     def size(self, source: ModelSource, section: str = "") -> tuple[int, int]:
         """(height, width) in pixels; ``section`` is put before their names in the sentence of an error.
@@ -134,7 +136,7 @@ def draw(
     noise = [batch.to(device) for batch in drawn]
     stacked = [_to(stack_text([text for text, _, _ in batch]), device) for batch in batches]
     opposite = None if negative is None else [_to(stack_text([negative] * len(batch)), device) for batch in batches]
-    model = (StreamedTransformer(source, dtype, device, adapters) if drawing.stream
+    model = (StreamedTransformer(source, dtype, device, adapters, read_ahead=drawing.read_ahead) if drawing.stream
              else load_transformer(source, [], dtype, device, adapters))  # fmt: skip
     rows = [[blocks for _, _, blocks in batch] for batch in batches]
     predict = (HiddenPredictor(model, family, config, embedded, rows) if any(hidden)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from blockskip.loading.ahead import reads_ahead
 from blockskip.planner.budget import LOWEST_RESOLUTION, RATIOS, WINDOWS
 from blockskip.planner.plan import Plan
 from blockskip.preview.draw import Drawing
@@ -40,6 +41,8 @@ class Try:
 
 def as_option(name: str, value: Any) -> str:
     """``--train.gradient-checkpointing``, ``--skip 0.5``: a setting as the command line takes it."""
+    if value is False:
+        return f"--no-{name.replace('_', '-')}"
     short = next((short for short, full in SHORT.items() if full == name), name.replace("_", "-"))
     return f"--{short}" if value is True else f"--{short} {value}"
 
@@ -72,6 +75,8 @@ def _candidates(prepared: Prepared, phase: str, plan: Plan | None, on_device: bo
         yield from _of_preview(prepared)
     if phase in ("encode text", "preview") and not config.model.stream_text_encoders:
         yield {"model.stream_text_encoders": True}
+    if on_device and config.model.read_ahead and _second_block(prepared, phase):
+        yield {"model.read_ahead": False}
     if phase == "precompute" and not on_device and config.features.window_on == "memory":
         now = size_in_bytes("features.window", config.features.window)
         used = plan.phases["precompute"].host.get("window of states", now) if plan else now
@@ -89,6 +94,14 @@ def _candidates(prepared: Prepared, phase: str, plan: Plan | None, on_device: bo
         yield {"data.text_length": shorter[0]}
     if phase != "preview" and config.model.dtype == "float32":
         yield {"model.dtype": "bfloat16"}
+
+
+def _second_block(prepared: Prepared, phase: str) -> bool:
+    """Whether a block is copied to the device in a phase while another one computes."""
+    visits = {
+        "precompute": True, "train": bool(prepared.streamed), "preview": prepared.config.preview.stream,
+    }  # fmt: skip
+    return reads_ahead(prepared.device) and visits.get(phase, False)
 
 
 def _of_preview(prepared: Prepared) -> Iterator[dict[str, Any]]:

@@ -175,18 +175,19 @@ def _saved_settings(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def configured(values: Mapping[str, Any], *, planned: bool = False) -> Config:
+def configured(values: Mapping[str, Any], *, planned: bool = False, origins: Mapping[str, str] | None = None) -> Config:
     """The config of dotted keys; where they name a budget (``memory.*``), what was chosen for it is told.
 
     Args:
         planned: for a plan, whose device need not be there.
+        origins: of ``config_of``.
 
     Raises:
         UserError: a value cannot be used, or nothing fits the budget.
     """
     here = not planned and any(name.startswith("memory.") for name in values)
     device = resolve_device(str(values.get("train.device", "auto"))) if here else None
-    config, chosen = config_of(values, device)
+    config, chosen = config_of(values, device, origins)
     for line in chosen:
         if planned:
             print(line, file=sys.stderr)  # the plan alone is on standard output

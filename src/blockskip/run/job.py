@@ -34,7 +34,6 @@ from blockskip.run.planned import budget_of, hold_memory, peaks_of, plan_run
 from blockskip.run.prepare import Prepared
 from blockskip.run.previews import previews
 from blockskip.run.records import Records
-from blockskip.run.stretches import stretches
 from blockskip.run.watch import Watch
 from blockskip.seeds import derive_seed
 from blockskip.settings import to_toml
@@ -45,6 +44,7 @@ from blockskip.training.checkpoints import Checkpoint, latest_checkpoint
 from blockskip.training.lisa import LisaBlocks
 from blockskip.training.loop import Trainer, read_metrics
 from blockskip.training.step import MicroBatch
+from blockskip.training.stretches import stretches
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ class _Job:
                 self.source, prepared.stored, prepared.rule, keys, lambda place: self._input(groups[place]),
                 self.feature_store, window_bytes=prepared.window_bytes, dtype=prepared.dtype, device=prepared.device,
                 guidance=prepared.guidance, adapters=prepared.adapters, int8=self.config.features.dtype == "int8",
-                waiting_folder=self.cache / "waiting" if on_disk else None,
+                waiting_folder=self.cache / "waiting" if on_disk else None, read_ahead=self.config.model.read_ahead,
             )  # fmt: skip
         self._count_disk(waited)
         self.records.save()
@@ -273,7 +273,8 @@ class _Job:
         placed = (prepared.dtype, prepared.device, prepared.adapters)
         model = load_transformer(self.source, absent, *placed, self.config.model.quantization)
         if prepared.streamed:
-            stream_blocks(model, self.source, prepared.streamed, *placed)
+            read_ahead = self.config.model.read_ahead
+            stream_blocks(model, self.source, prepared.streamed, *placed, read_ahead=read_ahead)
         stubbed = SkippedModel(model, self.source.family.layout, prepared.stored, prepared.rule)
         assert lora.lora_alpha is not None
         seed = derive_seed(self.config.train.seed, "adapter")

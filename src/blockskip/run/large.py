@@ -32,6 +32,7 @@ def plan_drawing(source: ModelSource, drawing: Drawing, dtype: torch.dtype, devi
         "preview.images": len(drawing.seeds), "preview.height": drawing.height, "preview.width": drawing.width,
         "preview.num_inference_steps": drawing.steps, "preview.guidance_scale": drawing.guidance_scale,
         "preview.batch_size": drawing.batch_size, "preview.stream": drawing.stream,
+        "model.read_ahead": drawing.read_ahead,
     }  # fmt: skip
     setting = make_setting(source, from_flat(values), torch.device(device.type), captions=len(drawing.prompts))
     return preview(setting, *text_encoders(setting))
@@ -43,7 +44,7 @@ def preview_drawing(config: Config, text_length: int | None) -> Drawing:
     return Drawing(
         preview.prompts, tuple(preview.seed + number for number in range(preview.images)), preview.height,
         preview.width, preview.num_inference_steps, preview.guidance_scale, text_length, preview.stream,
-        preview.batch_size,
+        preview.batch_size, config.model.read_ahead,
     )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ from blockskip.method.skipping import SkipRule
 from blockskip.method.split import Split
 from blockskip.precision import check_dtype, resolve_device, resolve_dtype
 from blockskip.run.large import check_previews
-from blockskip.settings import size_in_bytes, to_flat
+from blockskip.settings import size_in_bytes, to_flat, wrong_sizes
 from blockskip.training.optimizer import check_optimizer
 
 #: Settings that may differ when a run is continued; all others decide what has been learnt so far.
@@ -44,8 +44,8 @@ MAY_CHANGE = {
     "output", "train.steps", "train.learning_rate", "train.lr_scheduler", "train.lr_warmup_steps", "train.weight_decay",
     "train.max_grad_norm", "train.checkpoint_every", "train.checkpoints_total_limit", "features.window",
     "features.window_on", "features.disk", "features.cache", "features.keep", "data.images", "data.class_images",
-    "model.path", "model.transformer", "model.base_adapters", "model.stream_text_encoders", "skip.rule",
-    "train.gradient_checkpointing", "train.stream_middle", "train.device",
+    "model.path", "model.transformer", "model.base_adapters", "model.stream_text_encoders", "model.read_ahead",
+    "skip.rule", "train.gradient_checkpointing", "train.stream_middle", "train.device",
 }  # fmt: skip
 
 
@@ -162,6 +162,7 @@ def prepare(config: Config) -> Prepared:
     disk = attempt(size_in_bytes, "features.disk", config.features.disk) if config.features.disk else None
     attempt(check_quantization, config.model.quantization)
     attempt(check_optimizer, config.train.optimizer, device or torch.device("cpu"))
+    problems += wrong_sizes({name: value for name, value in to_flat(config).items() if name.startswith("memory.")})
     problems += conflicts(config)
     adapters = attempt(FrozenAdapters, config.model.base_adapters)
     source = attempt(open_model, config.model.path, config.model.revision, config.model.transformer)

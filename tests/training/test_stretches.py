@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockskip.run.stretches import Stretch, stretches
+from blockskip.training.stretches import Stretch, stretches
 
 
 def cut(done: int, steps: int, accumulation: int, groups: int, every: int, room: list[int | None]) -> list[Stretch]:
