@@ -6,7 +6,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +168,25 @@ def test_what_cannot_be_fetched_is_passed_over(flux: ModelSource, monkeypatch: p
     blocks = weights_of(flux)
     monkeypatch.setattr(os, "posix_fadvise", lambda *_: (_ for _ in ()).throw(OSError("no")), raising=False)
     expect(blocks.weights, blocks.stored(1))
+
+
+def test_a_slow_disk_gets_no_queue(flux: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, free = list[str](), threading.Event()
+
+    def slow(weights: Weights, names: Sequence[str]) -> None:
+        asked.extend(names)
+        free.wait(10)
+
+    monkeypatch.setattr(module, "expect", slow)
+    expecting = Expecting(weights_of(flux).weights)
+    for name in ("one", "two", "three"):
+        expecting.soon([name])
+    free.set()
+    assert expecting._asked is not None
+    expecting._asked.result()
+    expecting.soon(["four"])
+    expecting._asked.result()
+    assert asked == ["one", "four"]
 
 
 def resident(file: Path) -> float:
