@@ -13,10 +13,11 @@ from blockskip import builtin
 PHASES = ("encode text", "encode pictures", "precompute", "train", "preview")
 
 
-def test_a_run_takes_what_was_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each phase of the built-in model within 10% of the plan, private and mapped memory and the baseline included."""
+@pytest.mark.parametrize("model", ["builtin", "builtin-sana"])
+def test_a_run_takes_what_was_planned(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each phase of a built-in model within 10% of the plan, private and mapped memory and the baseline included."""
     output = tmp_path / "measured.json"
-    rows = memory_measured.main(["--model", "builtin", "--device", "cpu", "--json", str(output)])
+    rows = memory_measured.main(["--model", model, "--device", "cpu", "--json", str(output)])
     assert tuple(row.phase for row in rows) == PHASES
     assert [{name: item[name] for name in ("model", "phase", "measured")} for item in json.loads(output.read_text())] \
         == [{"model": row.model, "phase": row.phase, "measured": row.measured} for row in rows]  # fmt: skip
@@ -24,7 +25,7 @@ def test_a_run_takes_what_was_planned(tmp_path: Path, capsys: pytest.CaptureFixt
         assert row.baseline > 100 * MIB, "the process has imported torch"
         assert max(row.private, row.mapped) <= row.measured <= row.private + row.mapped, row
         assert abs(row.of_the_process) <= 0.10, row
-    assert "Baseline: builtin" in capsys.readouterr().out
+    assert f"Baseline: {model}" in capsys.readouterr().out
 
 
 def test_differences_are_of_what_they_say() -> None:

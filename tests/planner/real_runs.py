@@ -139,7 +139,7 @@ def train(setting: Setting, text: Text, features: Features, folder: Path, step_n
     else:
         parameters = add_lora(model, setting.targets, lora.rank, lora.lora_alpha, lora.dropout, 0, lora.freeze_a)
     if config.train.gradient_checkpointing:
-        model.enable_gradient_checkpointing()  # type: ignore[operator]
+        source.family.enable_checkpointing(model)
     trainer = Trainer(
         stubbed, parameters, source.family, source.config("transformer"), config.train, 0.0, setting.guidance,
         setting.dtype, CPU, folder, {}, blocks=blocks,

@@ -169,6 +169,26 @@ def test_a_comparison_says_what_its_plans_share_and_tells_none_twice(
     assert "trained blocks in nf4, LoRA" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_budget_that_takes_captions_to_be_short_says_so_once(
+    flux_folder: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the plan itself, where it knows no pictures; not where it does, and not without a budget."""
+    options = ["--model", str(flux_folder), *SMALL]
+    sentence = "Text is cut to {} tokens: without pictures, captions are taken to be that short."
+    whole = planned(options, capsys)
+    length = whole["settings"]["data.text_length"]
+    assert length > 128, "or nothing is cut"
+    held = ["--skip", "0.5", "--train.gradient-checkpointing", "--no-model.stream-text-encoders"]
+    most = planned([*options, *held, "--data.text-length", "256"], capsys)["device_peak_bytes"]
+    budget = [*options, *held, "--memory", f"{most}B"]
+    assert main(["plan", *budget]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count(sentence.format(256)) == 1
+    assert main(["plan", *budget, "--images", str(photos), "--prompt", "a dog"]) == 0
+    assert "captions are taken" not in capsys.readouterr().out
+    assert not any("captions are taken" in remark for remark in whole["remarks"])
+
+
 def test_a_split_that_nobody_measured_is_told(flux_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In the words of a run, in the text, in JSON and of a comparison; a split that was given needs no warning."""
     model = ["--model", str(flux_folder), *SMALL]
@@ -248,10 +268,32 @@ def test_help_is_readable(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     assert max(map(len, text.splitlines())) <= 120
 
 
+def test_a_refused_budget_names_what_was_given_and_where(
+    flux_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not what follows from it, and not what a preset says as the user's own."""
+    file = tmp_path / "run.toml"
+    file.write_text("[train]\ngradient_checkpointing = false\n[skip]\nfront = 2\n", encoding="utf-8")
+    options = ["--preset", "flux/24gb", "--config", str(file), "--model", str(flux_folder), "--memory", "100KiB"]
+    options += ["--resolution", "32", "--data.full-resolution", "64", "--skip.tail", "1"]
+    assert main(["plan", *options, "--features.disk", "1GiB", "--disk", "1KiB", "--no-train.stream-middle"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    told = [line for line in err.splitlines() if "stand in the way" in line]
+    assert told == [
+        "blockskip: These settings of yours were left as they are and stand in the way: features.disk, skip.tail, "
+        "train.stream_middle.",
+        f'blockskip: These settings in "{file}" were left as they are and stand in the way: '
+        "train.gradient_checkpointing, skip.front.",
+        "blockskip: These settings of the preset flux/24gb, which options override, were left as they are and stand in "
+        "the way: data.text_length.",
+    ]
+
+
 def test_a_size_without_a_unit_is_no_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Eight of what? And a number in a config file is one sentence too."""
     assert main(["plan", "--model", "builtin", "--memory", "8"]) == 2
-    assert 'memory.device = "8" is 8 B; give it with its unit, "8GiB".' in capsys.readouterr().err
+    assert 'memory.device = "8" has no unit; write for example "512MiB" or "8GiB".' in capsys.readouterr().err
     (tmp_path / "config.toml").write_text("[memory]\ndevice = 8\n", encoding="utf-8")
     assert main(["plan", "--model", "builtin", "--config", str(tmp_path / "config.toml")]) == 2
     assert "memory.device must be a text, not 8." in capsys.readouterr().err

@@ -114,7 +114,7 @@ def test_a_disk_budget_alternates_and_is_kept(runs: Runs, monkeypatch: pytest.Mo
     for groups in (1, 5, 100):  # less than a step; two steps; everything
         largest = 0
         with Written() as written:
-            run = runs(features__disk=str(groups * one + 100), features__keep=True)
+            run = runs(features__disk=f"{groups * one + 100}B", features__keep=True)
         assert run.adapter == runs.once().adapter
         assert run.metrics == runs.once().metrics
         assert written.counts[2] == STEPS * ACCUMULATION
@@ -130,7 +130,7 @@ def test_a_pool_is_cycled(flux_runs: Runs) -> None:
     assert written.counts == (1, 3, 3)
     assert pool.adapter != flux_runs.once().adapter
     with Written() as written:
-        limited = flux_runs(features__pool=3, features__disk=str(2 * one + 100))
+        limited = flux_runs(features__pool=3, features__disk=f"{2 * one + 100}B")
     assert limited.adapter == pool.adapter
     assert limited.metrics == pool.metrics
     assert written.counts[2] > 3  # groups that had to go were computed again

@@ -65,7 +65,7 @@ def _count(setting: Setting, remarks: tuple[str, ...], previews: bool) -> Plan:
         "encode text": encoding.text_phase(setting, encoders, text),
         "encode pictures": shared("encode pictures", setting, lambda: encoding.encode_pictures(setting)),
         "precompute": features_plan,
-        "train": trained.plan,
+        "train": phases.begun_often(setting, trained, features),
         "preview": drawn,
         "save": phases.save(setting, trained),
     }

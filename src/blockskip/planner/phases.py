@@ -8,6 +8,7 @@ and of the weights files as they are read; how much of each is written down by n
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +21,11 @@ from blockskip.adapters.frozen import FrozenAdapters
 from blockskip.families import Text
 from blockskip.features.precompute import Input, Window
 from blockskip.loading.quantized import PIECE
+from blockskip.loading.transformer import empty_transformer
 from blockskip.method.ahead import AheadOfBlocks
 from blockskip.method.layout import State
-from blockskip.method.skipping import Features, inner_features, run_block, run_head, span_features
+from blockskip.method.skipping import Features, inner_features, install_stubs, run_block, run_head, span_features
+from blockskip.planner.alternating import turns
 from blockskip.planner.around import CPU, bytes_of, finish, kernel, new, new_group, reading
 from blockskip.planner.autocast import like_device
 from blockskip.planner.counting import HOST, LiveBytes
@@ -30,7 +33,7 @@ from blockskip.planner.fakes import Different, FakeBlocks, FakeTraining
 from blockskip.planner.lisa import changed_bytes, hardest_steps
 from blockskip.planner.parts import fake_tensors, stored_dtype
 from blockskip.planner.plan import PhasePlan
-from blockskip.planner.setting import Setting, disk_limit, window_bytes
+from blockskip.planner.setting import Setting, window_bytes
 from blockskip.planner.updates import fake_optimizer, make_state, update
 from blockskip.store.behind import THREADS, WAITING
 from blockskip.store.int8 import quantize_tokens
@@ -104,32 +107,38 @@ def precompute(setting: Setting, text: Text, adapters: FrozenAdapters | None = N
         window_of = Window(blocks, source, split, setting.rule, stop, setting.dtype, CPU, setting.guidance)
         with like_device(setting.device), Different():
             group = window_of.group_bytes(Input("", *new_group(setting, text)))
-        total = sum(value.numel() for block in blocks.empty.values() for value in block.parameters())
-    window = min(setting.groups, max(1, window_bytes(setting) // group))
-    windows = -(-setting.groups // window)
-    stored = setting.groups * bytes_of(features)
-    limit = disk_limit(setting)
+        sizes = [_values(block) for index, block in blocks.empty.items() if stop is None or index < stop]
+    own_turns = turns(setting, bytes_of(features))
+    computed = [turn.computed for turn in own_turns if turn.computed]
+    fits = max(1, window_bytes(setting) // group)
+    window, windows = min(fits, max(computed)), sum(-(-groups // fits) for groups in computed)
     frame = sum(value.numel() for value in blocks.model.parameters())
     texts = {"encoded text": setting.captions * bytes_of(text)}
     host = reading(setting, "transformer", largest, blocks.largest_tensor)
     own = sum(value.nbytes for value in state.values())  # its streams may be views of one tensor
     on_disk = setting.config.features.window_on == "disk"
     host |= {"window of states": group if on_disk else window * group} | texts
-    if windows > 1 or on_disk:  # groups of the window, or the one before, may still be on their way to the disk
+    if windows > len(computed) or on_disk:  # groups of the window, or the one before, may be on their way to the disk
         host["written groups"] = min(window, THREADS + WAITING) * bytes_of(features)
     if setting.pool:  # the group that was run is one of the window
         host["window of states"] -= min(host["window of states"], own)
-    written = stored if limit is None else min(stored, limit)
-    reads = windows * total * stored_dtype(source, "transformer").itemsize
+    written = max(turn.stored for turn in own_turns) * bytes_of(features)
+    # every time: what is around the blocks, the first block to see how large a group is, and for each window all blocks
+    values = windows * sum(sizes) + len(computed) * (_values(blocks.model) + sizes[0])
+    reads = values * stored_dtype(source, "transformer").itemsize
     if on_disk:
         written += window * group
-        passes = setting.num_blocks if stop is None else stop
-        reads += setting.groups * passes * (group - window_of.kept_states * own)
+        reads += sum(computed) * len(sizes) * (group - window_of.kept_states * own)
     before = texts | reading(setting, "transformer", frame, frame)
     return finish(
         setting, live, host, before, weights, disk_bytes=written, read_bytes=reads,
-        flops_forward=setting.groups * live.flops,
+        flops_forward=sum(computed) * live.flops,
     ), features  # fmt: skip
+
+
+def _values(module: nn.Module) -> int:
+    """How many values of a module are in the weights file."""
+    return sum(value.numel() for value in module.state_dict().values())
 
 
 @contextlib.contextmanager
@@ -177,6 +186,7 @@ class Trained:
         optimizer: bytes of the optimiser's state: of the parameters that a gradient reaches.
         resident: bytes of weights that stay on the device between two steps.
         step: the optimiser step that was counted, from 0.
+        loaded: bytes that are read whenever training begins: of all weights but those of skipped and visiting blocks.
     """
 
     plan: PhasePlan
@@ -185,6 +195,7 @@ class Trained:
     optimizer: int
     resident: int
     step: int = 0
+    loaded: int = 0
 
 
 def train(setting: Setting, text: Text, features: Features, adapters: FrozenAdapters | None = None) -> Trained:
@@ -256,7 +267,15 @@ def _train(setting: Setting, text: Text, features: Features, adapters: FrozenAda
         setting, live, host, before, weights, read_bytes=steps * (group + reads), flops_forward=steps * forward,
         flops_backward=steps * backward,
     )  # fmt: skip
-    return Trained(plan, changed, active, sum(state.values()), resident, step)
+    whole = empty_transformer(source)
+    install_stubs(whole, source.family.layout, sorted({*range(setting.num_blocks)} - {*setting.resident}))
+    return Trained(plan, changed, active, sum(state.values()), resident, step, _values(whole) * item)
+
+
+def begun_often(setting: Setting, trained: Trained, features: Features) -> PhasePlan:
+    """The plan of training with what is read to begin it: at first, and after each precompute and preview."""
+    often = len(turns(setting, bytes_of(features)))
+    return dataclasses.replace(trained.plan, read_bytes=trained.plan.read_bytes + often * trained.loaded)
 
 
 def save(setting: Setting, trained: Trained) -> PhasePlan:
