@@ -50,7 +50,7 @@ def test_reading_ahead_never_guesses_wrong_in_training(numbers: list[int]) -> No
         assert int(ahead(index)["index"]) == index
     ahead._thread.shutdown()
     assert [index for index, _ in asked] == [*turns, numbers[0]]
-    assert [index for index, name in asked if not name.startswith("blockskip-read-ahead")] == [numbers[0]]
+    assert [index for index, name in asked if not name.startswith("blockskip-fetch")] == [numbers[0]]
 
 
 def test_any_order_is_right_and_nothing_is_read_beside_a_wrong_guess() -> None:
@@ -120,7 +120,7 @@ def test_the_next_block_is_brought_into_the_cache_of_files(flux: ModelSource, mo
     asking = ahead._expecting._asked
     assert asking is not None
     asking.result()
-    assert all(name.startswith("blockskip-read-ahead") for name, *_ in asked)
+    assert all(name.startswith("blockskip-fetch") for name, *_ in asked)
     stored = b"".join(file.read_bytes()[begin : begin + length] for _, begin, length in asked)
     own = blocks(1)
     assert len(stored) == sum(value.nbytes for value in own.values())

@@ -87,7 +87,7 @@ class Expecting:
     """A thread that brings tensors into the system's cache of files, a few names at a time."""
 
     def __init__(self, weights: Weights) -> None:
-        self._weights, self._thread = weights, ThreadPoolExecutor(1, "blockskip-read-ahead")
+        self._weights, self._thread = weights, ThreadPoolExecutor(1, "blockskip-fetch")
         self._asked: Future[None] | None = None
 
     def soon(self, names: Sequence[str]) -> None:
@@ -160,7 +160,7 @@ class ReadAhead:
     def __init__(self, read: Callable[[int], Tensors], following: Following, device: torch.device) -> None:
         self._read, self._following, self._device = read, following, device
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._thread = ThreadPoolExecutor(1, "blockskip-read-ahead")
+        self._thread = ThreadPoolExecutor(1, "blockskip-fetch")
         self._next: tuple[int, Future[tuple[Tensors, torch.cuda.Event | None]]] | None = None
 
     def __call__(self, index: int) -> Tensors:
