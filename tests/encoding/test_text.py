@@ -1,6 +1,8 @@
 """Prompts: what is stored is what the model's own pipeline makes of them, whatever they are encoded with."""
 
+import gc
 import shutil
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,17 @@ def test_the_next_layer_is_asked_for_while_one_is_used(source: ModelSource, monk
     encode_prompts(source, PROMPTS[:1], LENGTH, torch.float32, CPU, True)
     assert len(asked) >= len(source.text_parts)
     assert all(asked)
+
+
+def test_the_thread_that_fetches_layers_ends_with_them(sana: ModelSource) -> None:
+    gc.collect()
+    before = {thread for thread in threading.enumerate() if thread.name.startswith("blockskip-fetch")}
+    encode_prompts(sana, PROMPTS[:1], LENGTH, torch.float32, CPU, True)
+    gc.collect()
+    begun = {thread for thread in threading.enumerate() if thread.name.startswith("blockskip-fetch")} - before
+    for thread in begun:
+        thread.join(timeout=10)
+        assert not thread.is_alive()
 
 
 def test_what_is_streamed_is_stored_under_the_same_key(source: ModelSource, tmp_path: Path) -> None:
