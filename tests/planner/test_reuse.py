@@ -57,6 +57,16 @@ def test_every_changed_setting_changes_the_phases_that_depend_on_it(guided: Mode
         assert fresh != base, key
 
 
+def test_a_second_block_is_counted_where_blocks_visit_and_nowhere_else(guided: ModelSource) -> None:
+    visiting = {"train__stream_middle": True, "preview__stream": True}
+    base = planned(guided, **visiting)
+    shared = planned(guided, **visiting, model__read_ahead=False)
+    reuse.forget()
+    assert shared == planned(guided, **visiting, model__read_ahead=False)
+    changed = {name for name, phase in shared.phases.items() if phase != base.phases[name]}
+    assert {"precompute", "train"} <= changed <= {"precompute", "train", "preview", "save"}
+
+
 def test_nothing_of_a_model_stays_when_it_was_counted(guided: ModelSource) -> None:
     alive = []
     for rank in (2, 3, 4):

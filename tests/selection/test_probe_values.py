@@ -167,3 +167,5 @@ def test_other_sets_of_blocks_are_probed_anew(
     assert fewer.distances.shape[-1] == len(SETS) - 1
     assert fewer.distances == pytest.approx(np.delete(whole.distances, 1, axis=-1), abs=1e-6)
     assert np.array_equal(fewer.attention, whole.attention)
+    others = velocity_distances(model, one, [SETS[0], *SETS[:0:-1]], table)  # as many, and not the same
+    assert others.distances[..., 1:] == pytest.approx(whole.distances[..., :0:-1], abs=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
@@ -148,8 +149,8 @@ class StreamedTransformer:
         waiting = InMemory(keep) if waiting is None else waiting
         ahead = AheadOfBlocks(self.model, self.layout, keep, share=isinstance(waiting, InMemory))
         count = self.num_blocks if stop is None else stop
-        following = lambda index: index + 1 if index + 1 < count else None  # noqa: E731
-        read = reading_ahead(self._blocks, following, self._read_ahead)
+        following = dict(itertools.pairwise(range(count)))
+        read = reading_ahead(self._blocks, following.get, self._read_ahead)
         for index in range(count):
             with self.block(index, read):
                 for call, inputs in enumerate(calls):
