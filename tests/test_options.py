@@ -1,5 +1,6 @@
 """Options that argparse alone does not tell well: sizes in two words and below zero, and a reader who leaves."""
 
+import argparse
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from blockskip.cli import main
-from blockskip.options import SIZE_OPTIONS, joined_sizes
+from blockskip.options import SIZE_OPTIONS, add_settings, given_values, joined_sizes
 
 
 def told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -60,6 +61,18 @@ def test_sizes_are_told_with_all_else_that_is_wrong(tmp_path: Path, capsys: pyte
         assert len(found) == len(names) + len(wrong), found
         for name in (*names, *wrong):
             assert sum(name in sentence for sentence in found) == 1, name
+
+
+def test_what_is_given_as_an_option_is_of_no_file_and_of_no_preset(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[train]\nsteps = 3\nseed = 4\n[lora]\nrank = 5\n")
+    parser = argparse.ArgumentParser()
+    add_settings(parser)
+    words = ["--preset", "flux/8gb", "--config", str(tmp_path / "run.toml"), "--steps", "7", "--skip", "0.4"]
+    values, origins = given_values(parser.parse_args(words))
+    assert (values["train.steps"], values["train.seed"], values["skip.ratio"]) == (7, 4, 0.4)
+    assert origins.keys() == values.keys() - {"train.steps", "skip.ratio"}
+    assert origins["lora.rank"] == origins["train.seed"] == f'in "{tmp_path / "run.toml"}"'
+    assert origins["model.path"] == "of the preset flux/8gb, which options override,"
 
 
 @pytest.mark.parametrize("verb", ["families", "--help"])

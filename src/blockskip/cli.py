@@ -58,8 +58,6 @@ def _told(arguments: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         print("\nblockskip: stopped; the same command goes on from the last checkpoint.", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        raise
     except (MemoryError, RuntimeError, OSError) as error:
         from blockskip.memory import is_out_of_memory
 

@@ -1,6 +1,7 @@
 """Fitting to a budget: the order of the changes, what stays as the user set it, what is taken back, what is refused."""
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,7 @@ def test_what_leaves_a_setting_no_choice_is_in_the_way_and_not_the_setting(
     given: dict[str, int], blamed: tuple[str, ...]
 ) -> None:
     found = fitted(Budget(device=1), **given)
+    assert not ("train.lisa_blocks" in given and found.config.train.stream_middle)
     assert found.config.skip.ratio == given.get("skip.ratio", Config().skip.ratio)
     assert found.in_the_way == blamed
     assert f"These settings of yours were left as they are and stand in the way: {', '.join(blamed)}." in refused(
@@ -192,31 +194,44 @@ def test_half_a_resolution_is_one_that_every_model_takes() -> None:
     }
 
 
+def second_block(config: Config, phase: str) -> Plan:
+    """``plan`` with 9 bytes for a second block in a phase where blocks visit."""
+    own = plan(config)
+    visits = {"precompute": True, "preview": config.preview.stream, "train": config.train.stream_middle}[phase]
+    one = own.phases[phase]
+    more = dataclasses.replace(one, device_peak_bytes=one.device_peak_bytes + 9 * (config.model.read_ahead and visits))
+    return dataclasses.replace(own, phases=own.phases | {phase: more})
+
+
 @pytest.mark.parametrize("phase", ["precompute", "preview", "train"])
 def test_reading_ahead_ends_where_a_second_block_does_not_fit(phase: str) -> None:
-    """And goes on where a later change made room for it."""
-
-    def second_block(config: Config) -> Plan:
-        own = plan(config)
-        visits = {"precompute": True, "preview": config.preview.stream, "train": config.train.stream_middle}[phase]
-        one = own.phases[phase]
-        more = dataclasses.replace(
-            one, device_peak_bytes=one.device_peak_bytes + 9 * (config.model.read_ahead and visits)
-        )
-        return dataclasses.replace(own, phases=own.phases | {phase: more})
-
     values = {"data.text_length": 64, "data.resolution": 256, "preview.prompts": ["a"], "preview.height": 256}
     values |= {"model.quantization": "none", "skip.ratio": 0.5}
-    config = from_flat(values)
-    found = {size: fit(config, {*values}, Budget(device=size), second_block, 20) for size in range(20, 130)}
+    config, counted = from_flat(values), functools.partial(second_block, phase=phase)
+    found = {size: fit(config, {*values}, Budget(device=size), counted, 20) for size in range(20, 130)}
     fits = {size: as_options(one) for size, one in found.items() if not one.misses}
     without = {size for size, options in fits.items() if options.get("model.read_ahead") is False}
     smallest = min(fits)
     assert smallest in without
     assert without <= set(range(smallest, smallest + 9))
-    held = fit(config, {*values, "model.read_ahead"}, Budget(device=smallest), second_block, 20)
+    held = fit(config, {*values, "model.read_ahead"}, Budget(device=smallest), counted, 20)
     assert held.misses
     assert "model.read_ahead" in held.in_the_way
+
+
+def test_reading_ahead_goes_on_where_a_later_change_made_room() -> None:
+    values = {"data.text_length": 64, "data.resolution": 256, "preview.prompts": ["a"]}
+    counted = functools.partial(second_block, phase="preview")
+    found = fit(from_flat(values), {*values}, Budget(device=45), counted, 20)
+    assert not found.misses
+    assert found.config.preview.height == 512
+    assert found.config.model.read_ahead
+    assert "model.read_ahead" not in as_options(found)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("blockskip.planner.budget._undone", lambda config, _start, _budget, _plan, *same: (config, *same))
+        assert (
+            as_options(fit(from_flat(values), {*values}, Budget(device=45), counted, 20))["model.read_ahead"] is False
+        )
 
 
 def test_a_run_on_a_cpu_counts_all_memory_as_one(flux_folder: Path) -> None:
